@@ -2,9 +2,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
     fs,
     net::IpAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Output},
     time::Duration,
 };
@@ -48,7 +49,7 @@ impl Prometheus {
         // YAML contains JSON.
         fs::write(&config, scrape.to_string()).context("write its configuration")?;
         let netns = state.node_netns.clone();
-        let mut command = within(&netns, "prometheus")?;
+        let mut command = within(&netns, binaries::directory()?.join("prometheus"));
         command.arg(format!("--config.file={}", config.display()));
         command.arg(format!("--storage.tsdb.path={}", directory.path().join("data").display()));
         command.arg(format!("--web.listen-address={ADDRESS}"));
@@ -65,7 +66,7 @@ impl Prometheus {
     /// # Errors
     /// Prometheus refuses the expression.
     pub fn ask(&self, expression: &str) -> Result<Vec<BTreeMap<String, String>>> {
-        let mut promtool = within(&self.netns, "promtool")?;
+        let mut promtool = within(&self.netns, binaries::directory()?.join("promtool"));
         promtool.args(["query", "instant", "-o", "json", &format!("http://{ADDRESS}"), expression]);
         let Output { status, stdout, stderr } = promtool.output().context("run promtool")?;
         if !status.success() {
@@ -80,16 +81,9 @@ impl Prometheus {
     /// # Errors
     /// Prometheus does not answer.
     pub fn exemplars(&self, expression: &str) -> Result<BTreeSet<(String, String)>> {
-        let mut curl = Command::new("nsenter");
-        curl.arg(format!("--net={}", self.netns.display())).args(["curl", "--silent", "--show-error", "--get"]);
-        curl.args([
-            "--data-urlencode",
-            &format!("query={expression}"),
-            "--data",
-            "start=0",
-            "--data",
-            "end=9999999999",
-        ]);
+        let mut curl = within(&self.netns, "curl");
+        curl.args(["--silent", "--show-error", "--get", "--data", "start=0", "--data", "end=9999999999"]);
+        curl.args(["--data-urlencode", &format!("query={expression}")]);
         let output = curl.arg(format!("http://{ADDRESS}/api/v1/query_exemplars")).output().context("run curl")?;
         let answer: Value = serde_json::from_slice(&output.stdout).context("Prometheus answers JSON")?;
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -116,12 +110,11 @@ impl Prometheus {
     }
 }
 
-/// A program beside ours, or of the system, in a network namespace.
-fn within(netns: &std::path::Path, program: &str) -> Result<Command> {
+/// A program in a network namespace.
+fn within(netns: &Path, program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("nsenter");
-    let program = binaries::directory()?.join(program);
     command.arg(format!("--net={}", netns.display())).arg(program);
-    Ok(command)
+    command
 }
 
 /// What Prometheus' discovery of pods says of a meshed pod.

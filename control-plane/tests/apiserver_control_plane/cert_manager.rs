@@ -15,8 +15,7 @@ use std::{
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret};
 use kube::{
     Api, Client,
-    api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
-    core::GroupVersionKind,
+    api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
 };
 use serde::Deserialize as _;
 use serde_json::{Value, json};
@@ -29,7 +28,7 @@ use crate::{
     process::{PATIENCE, Process},
     turn::Uses,
     webhook::{address_of_this_host, called, dry_run, pod},
-    world::World,
+    world::{World, resource},
 };
 
 /// The certificates that the documents show, and the chart's values for them.
@@ -210,8 +209,7 @@ impl Fixture {
 
     /// What `cmctl renew` does.
     async fn renew(&self, name: &str) {
-        let kind = GroupVersionKind::gvk("cert-manager.io", "v1", "Certificate");
-        let resource = ApiResource::from_gvk(&kind);
+        let resource = resource("cert-manager.io", "v1", "Certificate");
         let api: Api<DynamicObject> = Api::namespaced_with(self.world.client.clone(), &self.world.namespace, &resource);
         let issuing = json!({"type": "Issuing", "status": "True", "reason": "ManuallyTriggered", "message": "by a test",
             "lastTransitionTime": "2026-01-01T00:00:00Z"});
@@ -378,8 +376,7 @@ fn leaf(secret: &Secret) -> CertificateDer<'static> {
 }
 
 fn configurations(client: &Client) -> Api<DynamicObject> {
-    let kind = GroupVersionKind::gvk("admissionregistration.k8s.io", "v1", "MutatingWebhookConfiguration");
-    Api::all_with(client.clone(), &ApiResource::from_gvk(&kind))
+    Api::all_with(client.clone(), &resource("admissionregistration.k8s.io", "v1", "MutatingWebhookConfiguration"))
 }
 
 fn path(path: &Path) -> &str {

@@ -2,8 +2,7 @@
 
 use kube::{
     Api,
-    api::{ApiResource, DynamicObject, Patch, PatchParams},
-    core::GroupVersionKind,
+    api::{DynamicObject, Patch, PatchParams},
 };
 use serde_json::{Value, json};
 use weft_k8s_api::support::{self, State};
@@ -12,7 +11,7 @@ use weft_test_kit::wait::eventually;
 use crate::{
     process::{PATIENCE, Process},
     turn::Uses,
-    world::{World, define},
+    world::{World, define, resource},
 };
 
 pub(crate) const POLICY: &str = "policy.linkerd.io/v1beta3";
@@ -64,7 +63,7 @@ async fn world() -> World {
 impl World {
     fn api(&self, version: &str, kind: &str) -> Api<DynamicObject> {
         let (group, version) = version.split_once('/').unwrap();
-        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+        let resource = resource(group, version, kind);
         Api::namespaced_with(self.client.clone(), &self.namespace, &resource)
     }
 

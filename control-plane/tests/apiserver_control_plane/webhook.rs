@@ -20,8 +20,7 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Client, Config, ResourceExt,
-    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
-    core::GroupVersionKind,
+    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
 use weft_test_kit::wait::eventually;
@@ -29,7 +28,7 @@ use weft_test_kit::wait::eventually;
 use crate::{
     process::{PATIENCE, Process},
     turn::{Turn, Uses},
-    world::define,
+    world::{define, resource},
 };
 
 /// One webhook's objects in the API server, as in the chart.
@@ -138,10 +137,6 @@ pub(crate) async fn address_of_this_host() -> IpAddr {
     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
     socket.connect(server).unwrap();
     socket.local_addr().unwrap().ip()
-}
-
-fn resource(group: &str, version: &str, kind: &str) -> ApiResource {
-    ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind))
 }
 
 /// Runs a test and cleans up, whatever its result.

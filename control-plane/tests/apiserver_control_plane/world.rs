@@ -197,7 +197,7 @@ impl World {
             || (String::new(), text("apiVersion")),
             |(group, version)| (group.to_owned(), version.to_owned()),
         );
-        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(&group, &version, &text("kind")));
+        let resource = resource(&group, &version, &text("kind"));
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &self.namespace, &resource);
         let name = object["metadata"]["name"].as_str().unwrap().to_owned();
         let params = PatchParams::apply("weft-test").force();
@@ -215,7 +215,7 @@ impl World {
             "AuthorizationPolicy" | "HTTPLocalRateLimitPolicy" => ("policy.linkerd.io", "v1alpha1"),
             _ => panic!("{kind}"),
         };
-        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+        let resource = resource(group, version, kind);
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &self.namespace, &resource);
         api.delete(name, &DeleteParams::default()).await.unwrap();
     }
@@ -248,9 +248,8 @@ impl World {
 
     /// Sets whether an ExternalWorkload is ready.
     pub(crate) async fn set_ready(&self, name: &str, ready: bool) {
-        let kind = GroupVersionKind::gvk("workload.linkerd.io", "v1beta1", "ExternalWorkload");
-        let api: Api<DynamicObject> =
-            Api::namespaced_with(self.client.clone(), &self.namespace, &ApiResource::from_gvk(&kind));
+        let resource = resource("workload.linkerd.io", "v1beta1", "ExternalWorkload");
+        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &self.namespace, &resource);
         let status = json!({"status": {"conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" },
             "reason": "Test", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}});
         api.patch_status(name, &PatchParams::default(), &Patch::Merge(&status)).await.unwrap();
@@ -445,9 +444,13 @@ impl World {
     }
 }
 
+/// A kind of the API server.
+pub(crate) fn resource(group: &str, version: &str, kind: &str) -> ApiResource {
+    ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind))
+}
+
 fn definitions(client: &Client) -> Api<DynamicObject> {
-    let kind = GroupVersionKind::gvk("apiextensions.k8s.io", "v1", "CustomResourceDefinition");
-    Api::all_with(client.clone(), &ApiResource::from_gvk(&kind))
+    Api::all_with(client.clone(), &resource("apiextensions.k8s.io", "v1", "CustomResourceDefinition"))
 }
 
 /// Installs the definition of a kind, as the chart has it.

@@ -81,21 +81,30 @@ pub(super) fn start(world: &World) {
     world.cluster.rolled_out(NAMESPACE, "sts/database").unwrap();
 }
 
+/// Sends so many requests from a pod, each on a connection of its own.
+fn requests(world: &World, namespace: &str, pod: &str, target: &str, count: u32) -> anyhow::Result<Report> {
+    let arguments = ["http1", "--target", target, "--count", &count.to_string(), "--fresh"];
+    world.cluster.client(namespace, pod, &arguments)
+}
+
+/// Waits until a pod reaches the target.
+fn wait_for(world: &World, namespace: &str, pod: &str, target: &str) {
+    let reached = world.cluster.until(POD, |_| {
+        let report = requests(world, namespace, pod, target, 1)?;
+        ensure!(report.failures == 0, "{target}: {report:?}");
+        Ok(())
+    });
+    reached.unwrap();
+}
+
 /// Each pod of a StatefulSet has a name, behind a Service without an address.
 pub(super) fn stateful_set(world: &mut World) {
     let client = world.client(SHOP);
     let identity = "client.shop.serviceaccount.identity.linkerd.cluster.local";
     let ask = |target: &str| {
-        let requests =
-            |count| world.cluster.client(SHOP, &client, &["http1", "--target", target, "--count", count, "--fresh"]);
         // A pod is ready before DNS knows its name.
-        let known = world.cluster.until(POD, |_| {
-            let report = requests("1")?;
-            ensure!(report.failures == 0, "{target}: {report:?}");
-            Ok(())
-        });
-        known.unwrap();
-        let report = requests("20").unwrap();
+        wait_for(world, SHOP, &client, target);
+        let report = requests(world, SHOP, &client, target, 20).unwrap();
         assert_eq!(report.failures, 0, "{target}: {report:?}");
         assert_eq!(report.by_client_id.keys().collect::<Vec<_>>(), [identity], "{target}");
         report.by_backend.into_keys().collect::<BTreeSet<_>>()
@@ -220,7 +229,7 @@ fn restricted(spec: &mut Value) {
     }
 }
 
-/// A Service, its pods and their clients have addresses of both families, once the mesh is told that there is IPv6.
+/// With `disableIPv6=false`, a dual-stack Service and its pods are reached at their IPv4 and IPv6 addresses.
 pub(super) fn dual_stack(world: &mut World) {
     world.upgrade(&["--set", "disableIPv6=false"]);
     for component in ["destination", "identity", "proxy-injector"] {
@@ -258,20 +267,12 @@ pub(super) fn dual_stack(world: &mut World) {
     assert_eq!((targets.len(), families.len()), (4, 2), "{targets:?}");
     let inbound = || world.proxy_metrics(DUAL, "server").sum("response_total", &[("direction", "inbound")]);
     for target in targets {
+        let target = &target.to_string();
         let ask = |namespace: &str, pod: &str| {
-            let requests = |count| {
-                let arguments = ["http1", "--target", &target.to_string(), "--count", count, "--fresh"];
-                world.cluster.client(namespace, pod, &arguments)
-            };
             // A pod is ready before kube-proxy knows where its Service leads.
-            let known = world.cluster.until(POD, |_| {
-                let report = requests("1")?;
-                ensure!(report.failures == 0, "{target}: {report:?}");
-                Ok(())
-            });
-            known.unwrap();
+            wait_for(world, namespace, pod, target);
             let before = inbound();
-            let report = requests("5").unwrap();
+            let report = requests(world, namespace, pod, target, 5).unwrap();
             assert!(report.failures == 0 && report.peer_addr_ok, "{target}: {report:?}");
             assert_eq!(report.by_backend.keys().collect::<Vec<_>>(), ["server"], "{target}");
             assert!(inbound() - before >= 5.0, "{target}: around the server's proxy");
