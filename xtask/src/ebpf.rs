@@ -95,15 +95,13 @@ pub(crate) fn cargo(workspace: &Workspace, toolchain: &Toolchain, subcommand: &s
         cargo.env_remove(variable);
     }
     let directory = workspace.ebpf();
-    let places = workspace.places()?;
-    let flags = FLAGS.iter().map(|flag| (*flag).to_owned());
-    let flags = flags.chain(places.iter().map(|(path, name)| format!("--remap-path-prefix={}={name}", path.display())));
+    let flags: Vec<_> = FLAGS.map(str::to_owned).into_iter().chain(workspace.remapping()?).collect();
     cargo
         .current_dir(&directory)
         .arg(subcommand)
         .args(["--release", "-Z", "build-std=core", "--target", TARGET, "--target-dir"])
         .arg(directory.join("target"))
-        .env("CARGO_ENCODED_RUSTFLAGS", flags.collect::<Vec<_>>().join("\u{1f}"))
+        .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
         .env("PATH", command::path_with(&toolchain.linker_directory)?);
     Ok(cargo)
 }

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::command;
@@ -39,12 +39,16 @@ impl Workspace {
     /// # Errors
     /// When nothing says where cargo keeps the sources of dependencies.
     pub fn places(&self) -> Result<[(PathBuf, &'static str); 3]> {
-        let cargo = match (env::var_os("CARGO_HOME"), env::var_os("HOME")) {
-            (Some(cargo), _) => PathBuf::from(cargo),
-            (None, Some(home)) => PathBuf::from(home).join(".cargo"),
-            (None, None) => bail!("neither CARGO_HOME nor HOME is set"),
-        };
-        Ok([(self.root.clone(), "/weft"), (self.target.clone(), "/target"), (cargo, "/cargo")])
+        Ok([(self.root.clone(), "/weft"), (self.target.clone(), "/target"), (cargo_home()?, "/cargo")])
+    }
+
+    /// What makes rustc write those names.
+    ///
+    /// # Errors
+    /// As [`Self::places`].
+    pub fn remapping(&self) -> Result<Vec<String>> {
+        let places = self.places()?;
+        Ok(places.iter().map(|(path, name)| format!("--remap-path-prefix={}={name}", path.display())).collect())
     }
 
     /// Our packages.
@@ -91,6 +95,26 @@ impl Workspace {
             targets.filter(of_kind).map(|target| (text(&package["name"]), text(&target["name"])))
         })
     }
+}
+
+/// Where cargo keeps what it downloads.
+///
+/// # Errors
+/// When no variable tells.
+pub fn cargo_home() -> Result<PathBuf> {
+    home_of("CARGO_HOME", ".cargo")
+}
+
+/// The directory that a variable names; without it, the one of this name in HOME.
+///
+/// # Errors
+/// When neither is set.
+pub fn home_of(variable: &str, name: &str) -> Result<PathBuf> {
+    if let Some(directory) = env::var_os(variable) {
+        return Ok(directory.into());
+    }
+    let home = env::var_os("HOME").with_context(|| format!("neither {variable} nor HOME is set"))?;
+    Ok(PathBuf::from(home).join(name))
 }
 
 /// Runs `cargo metadata` in a directory.

@@ -19,7 +19,7 @@ use clap::ValueEnum;
 use weft_xtask::{
     command::{self, step},
     setup::packages,
-    workspace::{self, Workspace},
+    workspace::{self, Workspace, cargo_home, home_of},
 };
 
 use crate::kernels::packages::{DEBIAN_KEYS, ubuntu_keys};
@@ -283,18 +283,6 @@ fn remove_abandoned(parent: &Path) -> Result<()> {
 
 fn rustup_home() -> Result<PathBuf> {
     home_of("RUSTUP_HOME", ".rustup")
-}
-
-fn cargo_home() -> Result<PathBuf> {
-    home_of("CARGO_HOME", ".cargo")
-}
-
-fn home_of(variable: &str, name: &str) -> Result<PathBuf> {
-    if let Some(directory) = std::env::var_os(variable) {
-        return Ok(directory.into());
-    }
-    let home = std::env::var_os("HOME").with_context(|| format!("neither {variable} nor HOME is set"))?;
-    Ok(PathBuf::from(home).join(name))
 }
 
 #[cfg(test)]

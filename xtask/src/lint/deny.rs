@@ -2,12 +2,12 @@
 
 use std::{fs, path::Path, path::PathBuf, process::Command};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::{
     command::{self, step},
     setup::cargo_tools,
-    workspace::Workspace,
+    workspace::{Workspace, cargo_home},
 };
 
 /// Runs cargo-deny for the workspace and for that of the kernel programs.
@@ -55,9 +55,6 @@ fn advisories(deny: &Path, workspace: &Workspace) -> Result<bool> {
 
 /// An earlier copy of the database. A failed fetch leaves an empty directory.
 fn database() -> Result<Option<PathBuf>> {
-    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
-    let home = home.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cargo")));
-    let Some(home) = home else { bail!("neither CARGO_HOME nor HOME is set") };
-    let entries = fs::read_dir(home.join("advisory-dbs")).into_iter().flatten().flatten();
+    let entries = fs::read_dir(cargo_home()?.join("advisory-dbs")).into_iter().flatten().flatten();
     Ok(entries.map(|entry| entry.path()).find(|path| path.join("crates").is_dir()))
 }

@@ -2,7 +2,7 @@
 //!
 //! What runs in images is linked with glibc, with which it was measured. `weft` runs on any Linux and is linked with musl: a
 //! static glibc loads the name service modules of the machine that it finds itself on, which were made for another one.
-//! No path of the machine goes into them: two checkouts of a commit give the same programs.
+//! No directory of the machine that compiles them is named in them.
 
 use std::{
     fs,
@@ -127,13 +127,12 @@ impl Programs {
         let commit = command::output(Command::new("git").current_dir(&workspace.root).args(["rev-parse", "HEAD"]));
         // Shown by the proxy's metric proxy_build_info; empty outside a repository, such as in an unpacked archive.
         cargo.env("WEFT_GIT_SHA", commit.unwrap_or_default().trim());
-        let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned()];
-        let mut c_flags = Vec::new();
-        for (path, name) in workspace.places()? {
-            flags.push(format!("--remap-path-prefix={}={name}", path.display()));
-            c_flags.push(format!("-ffile-prefix-map={}={name}", path.display()));
-        }
+        let mut flags = workspace.remapping()?;
+        flags.push("-Ctarget-feature=+crt-static".to_owned());
         cargo.env(of_target("RUSTFLAGS", &target), flags.join(" "));
+        let places = workspace.places()?;
+        let mut c_flags: Vec<_> =
+            places.iter().map(|(path, name)| format!("-ffile-prefix-map={}={name}", path.display())).collect();
         if libc == "musl" {
             let (compiler, flags) = musl(self.processor)?;
             cargo.env(c_of_target("CC", &target), compiler);
