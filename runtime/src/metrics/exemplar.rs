@@ -1,7 +1,7 @@
 //! Exemplars: beside a histogram's bucket, a request that is in it, by its trace ([OpenMetrics 1.0][spec]).
 //!
-//! prometheus-client writes exemplars of its own histogram only, which takes a lock for every observation, and lets nobody else make
-//! one. So a histogram says, before it is encoded, which of its lines have an exemplar, and the writer below it adds them.
+//! prometheus-client's `Exemplar` has no public constructor: only its own histogram can have exemplars, and that one takes a lock for every
+//! observation. So our histogram announces, before it is encoded, which of its lines have an exemplar, and [`Writer`] appends them.
 //!
 //! [spec]: https://github.com/prometheus/OpenMetrics/blob/main/specification/OpenMetrics.md#exemplars
 

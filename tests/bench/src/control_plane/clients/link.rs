@@ -112,7 +112,7 @@ mod tests {
         let pace = watch::Sender::new(Pace::Trickle);
         let mut link = Link::new(stream, Some(pace.subscribe()));
         server.write_all(&[7; 4 * TRICKLE]).await.unwrap();
-        // As HTTP/2 reads: into memory that nobody has written to.
+        // h2 reads into uninitialised memory.
         let mut bytes = Vec::with_capacity(8 * TRICKLE);
         assert_eq!(link.read_buf(&mut bytes).await.unwrap(), TRICKLE, "no more in the first second");
         pace.send_replace(Pace::Full);
