@@ -185,7 +185,7 @@ pub(super) fn compute(
     let mut by_addr = BTreeMap::new();
     let mut of_pods = Vec::new();
     for (port, endpoint) in filter(candidates, record.local, key, client_zone) {
-        for addr in addresses(cluster, endpoint, port) {
+        for addr in addresses(store, cluster, endpoint, port) {
             let Some(mut found) = build(store, cluster, endpoint, addr, key.port) else { continue };
             if record.require_mtls {
                 // Proxies without this feature show it as one more label in their metrics.
@@ -197,7 +197,7 @@ pub(super) fn compute(
             }
         }
     }
-    // A pod with addresses of both families is announced once, by its IPv6 address.
+    // A pod that is announced by both families is announced once, by its IPv6 address.
     let with_v6: HashSet<_> =
         of_pods.iter().filter(|(_, addr)| addr.is_ipv6()).map(|(pod, addr)| (*pod, addr.port())).collect();
     for (pod, addr) in &of_pods {
@@ -261,12 +261,16 @@ fn filter<'a>(
 }
 
 fn addresses<'a>(
+    store: &Store,
     cluster: &Cluster,
     endpoint: &'a SliceEndpoint,
     port: u16,
 ) -> impl Iterator<Item = SocketAddr> + use<'a> {
-    // Only pods can have an address of the other family instead.
-    let any_family = cluster.ipv6 || !matches!(endpoint.target, Target::Pod(_));
+    let any_family = match &endpoint.target {
+        Target::Pod(pod) => cluster.ipv6 && store.pod(pod).is_some_and(|pod| pod.accepts_ipv6(port)),
+        // Only pods can have an address of the other family instead.
+        Target::External(_) | Target::Address(_) => true,
+    };
     let usable = endpoint.addresses.iter().filter(move |ip| any_family || ip.is_ipv4());
     usable.map(move |ip| SocketAddr::new(*ip, port))
 }

@@ -31,7 +31,7 @@ pub(crate) struct PodRecord {
     pub skip_inbound: PortSet,
     pub require_identity: PortSet,
     pub default_policy: DefaultPolicyAnnotation,
-    pub proxy: Option<ProxyPorts>,
+    pub proxy: Option<ProxyListeners>,
     /// Parts that cannot be read.
     pub problems: Vec<String>,
     opaque_ports: Option<PortList>,
@@ -65,9 +65,11 @@ struct HttpProbe {
     path: String,
 }
 
-/// Ports of a pod's proxy, read from the environment of its container as Linkerd does.
+/// Where a pod's proxy listens, read from the environment of its container as Linkerd does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ProxyPorts {
+pub(crate) struct ProxyListeners {
+    /// Whether the inbound port accepts IPv6. It does not in a pod that was injected while `disableIPv6` was true.
+    pub ipv6: bool,
     pub inbound: u16,
     pub admin: u16,
     pub control: u16,
@@ -109,7 +111,7 @@ impl PodRecord {
             _ => Lifecycle::Live,
         };
         let container = serving().find(|container| container.name == labels::PROXY_CONTAINER);
-        let proxy = container.and_then(proxy_ports);
+        let proxy = container.and_then(proxy_listeners);
         let meshed = pod.metadata.labels.as_ref().and_then(|all| all.get(labels::CONTROL_PLANE_NS));
         // A pod without the container is fine: the node agent has the label too.
         if container.is_some() && proxy.is_none() && meshed.is_some_and(|namespace| !namespace.is_empty()) {
@@ -149,6 +151,12 @@ impl PodRecord {
         self.labels.get(labels::CONTROL_PLANE_NS).map(String::as_str).filter(|namespace| !namespace.is_empty())
     }
 
+    /// Whether a connection to the port by IPv6 is accepted: by the application, or by a proxy that listens for it.
+    pub(crate) fn accepts_ipv6(&self, port: u16) -> bool {
+        let redirected = self.control_namespace().is_some() && !self.skip_inbound.contains(port);
+        !redirected || self.proxy.is_some_and(|proxy| proxy.ipv6)
+    }
+
     /// Whether the annotation, or else the default list, makes the port opaque.
     pub(crate) fn is_opaque(&self, port: u16, default: &PortSet) -> bool {
         match &self.opaque_ports {
@@ -175,17 +183,17 @@ impl PodRecord {
     }
 }
 
-/// The ports, or `None` if one of the three addresses is missing: such an endpoint is not announced (as in
+/// The listeners, or `None` if one of the three addresses is missing: such an endpoint is not announced (as in
 /// Linkerd).
-fn proxy_ports(container: &Container) -> Option<ProxyPorts> {
-    let port = |name: &str| {
-        let var = container.env.iter().flatten().find(|var| var.name == name)?;
-        var.value.as_deref()?.rsplit(':').next()?.parse().ok()
-    };
-    Some(ProxyPorts {
-        inbound: port("LINKERD2_PROXY_INBOUND_LISTEN_ADDR")?,
-        admin: port("LINKERD2_PROXY_ADMIN_LISTEN_ADDR")?,
-        control: port("LINKERD2_PROXY_CONTROL_LISTEN_ADDR")?,
+fn proxy_listeners(container: &Container) -> Option<ProxyListeners> {
+    let address = |name: &str| container.env.iter().flatten().find(|var| var.name == name)?.value.as_deref();
+    let port = |address: &str| address.rsplit(':').next()?.parse().ok();
+    let inbound = address("LINKERD2_PROXY_INBOUND_LISTEN_ADDR")?;
+    Some(ProxyListeners {
+        ipv6: inbound.starts_with('['),
+        inbound: port(inbound)?,
+        admin: port(address("LINKERD2_PROXY_ADMIN_LISTEN_ADDR")?)?,
+        control: port(address("LINKERD2_PROXY_CONTROL_LISTEN_ADDR")?)?,
     })
 }
 

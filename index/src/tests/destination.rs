@@ -250,16 +250,30 @@ fn topology_by_node_zone_and_hostname() {
 
 #[test]
 fn families() {
-    let dual = json!({"status": {"podIPs": [{"ip": "10.244.0.1"}, {"ip": "fd00::1"}]}});
+    let dual = |metadata: Value, inbound: &str| {
+        let change = json!({"metadata": metadata, "status": {"podIPs": [{"ip": "10.244.0.1"}, {"ip": "fd00::1"}]}});
+        let mut pod = pod("web-1", "10.244.0.1", change);
+        pod["spec"]["initContainers"][0]["env"][0]["value"] = json!(inbound);
+        pod
+    };
     let mut v6 = slice("web", &[("web-1", "fd00::1")], 8080);
     merge(&mut v6, json!({"addressType": "IPv6", "metadata": {"name": "web-6"}}));
-    for (ipv6, expected) in [(false, "10.244.0.1:8080"), (true, "[fd00::1]:8080")] {
+    // A proxy that was injected before IPv6 was enabled does not listen for it: the pod would refuse who comes so.
+    let skips = json!({"annotations": {"config.linkerd.io/skip-inbound-ports": "8080"}});
+    let unmeshed = json!({"labels": {"linkerd.io/control-plane-ns": ""}});
+    for (ipv6, pod, expected) in [
+        (false, dual(json!({}), "[::]:4143"), "10.244.0.1:8080"),
+        (true, dual(json!({}), "[::]:4143"), "[fd00::1]:8080"),
+        (true, dual(json!({}), "0.0.0.0:4143"), "10.244.0.1:8080"),
+        (true, dual(skips, "0.0.0.0:4143"), "[fd00::1]:8080"),
+        (true, dual(unmeshed, "0.0.0.0:4143"), "[fd00::1]:8080"),
+    ] {
         let world = World::with(|cluster| cluster.ipv6 = ipv6);
         world.apply_all([
             service("web", "10.96.0.1", json!({})),
             slice("web", &[("web-1", "10.244.0.1")], 8080),
             v6.clone(),
-            pod("web-1", "10.244.0.1", dual.clone()),
+            pod,
         ]);
         assert_eq!(addrs(&world.index().watch_endpoints(&web(), key(80)).borrow().clone()), [expected]);
     }
@@ -268,8 +282,8 @@ fn families() {
 /// Two endpoints of one pod in the host's network, which is not found by its address.
 #[test]
 fn a_pod_of_the_host_network_is_announced_once() {
-    let dual =
-        json!({"spec": {"hostNetwork": true}, "status": {"podIPs": [{"ip": "192.168.0.1"}, {"ip": "fd00::99"}]}});
+    let dual = json!({"metadata": {"labels": {"linkerd.io/control-plane-ns": ""}}, "spec": {"hostNetwork": true},
+        "status": {"podIPs": [{"ip": "192.168.0.1"}, {"ip": "fd00::99"}]}});
     let mut v6 = slice("web", &[("web-1", "fd00::99")], 8080);
     merge(&mut v6, json!({"addressType": "IPv6", "metadata": {"name": "web-6"}}));
     let world = World::with(|cluster| cluster.ipv6 = true);

@@ -29,7 +29,11 @@ pub const VALUES: &[Value] = &[
     Value::new("enablePodAntiAffinity", Works, ""),
     Value::new("enablePprof", Unsupported, "no pprof"),
     Value::new("enablePodDisruptionBudget", Works, ""),
-    Value::new("disableIPv6", Works, ""),
+    Value::new(
+        "disableIPv6",
+        Works,
+        "pods that were injected while it was true are announced by IPv4 until they are restarted",
+    ),
     Value::new("controller.podDisruptionBudget", Works, ""),
     Value::new("controller.tracing", Unsupported, NO_TRACING),
     Value::new("cniEnabled", Meaningless, NO_IPTABLES),

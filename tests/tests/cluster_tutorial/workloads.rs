@@ -231,25 +231,38 @@ fn restricted(spec: &mut Value) {
 
 /// With `disableIPv6=false`, a dual-stack Service and its pods are reached at their IPv4 and IPv6 addresses.
 pub(super) fn dual_stack(world: &mut World) {
-    world.upgrade(&["--set", "disableIPv6=false"]);
-    for component in ["destination", "identity", "proxy-injector"] {
-        world.cluster.rolled_out(MESH, &format!("deploy/linkerd-{component}")).unwrap();
-    }
     let metadata = json!({"name": DUAL, "annotations": {"linkerd.io/inject": "enabled"}});
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata});
     world.cluster.apply(&namespace.to_string()).unwrap();
-    let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "server", "namespace": DUAL},
-        "spec": {"selector": {"app": "server"}, "ipFamilyPolicy": "RequireDualStack",
-            "ports": [{"name": "http", "port": 80, "targetPort": PORT}]}});
+    let service = |name: &str| {
+        json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": DUAL},
+            "spec": {"selector": {"app": name}, "ipFamilyPolicy": "RequireDualStack",
+                "ports": [{"name": "http", "port": 80, "targetPort": PORT}]}})
+    };
     let pod = |name: &str| {
         let mut container = server();
         container["name"] = json!(name);
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": DUAL, "labels": {"app": name}},
             "spec": {"containers": [container]}})
     };
-    let items = [service, pod("server"), pod("client")];
-    world.cluster.apply(&json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()).unwrap();
-    let ready = ["-n", DUAL, "wait", "pod/server", "pod/client", "--for=condition=Ready", "--timeout=120s"];
+    let apply = |items: &[Value]| {
+        world.cluster.apply(&json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()).unwrap();
+    };
+    apply(&[service("earlier"), pod("earlier")]);
+    world.upgrade(&["--set", "disableIPv6=false"]);
+    for component in ["destination", "identity", "proxy-injector"] {
+        world.cluster.rolled_out(MESH, &format!("deploy/linkerd-{component}")).unwrap();
+    }
+    // The API server may still ask an injector that is about to end.
+    let injectors = ["-n", MESH, "pods", "-l", "linkerd.io/control-plane-component=proxy-injector"];
+    let ended = world.cluster.until(POD, |cluster| {
+        let left = cluster.get(&injectors)?["items"].as_array().map_or(0, Vec::len);
+        ensure!(left == 1, "{left} injectors");
+        Ok(())
+    });
+    ended.unwrap();
+    apply(&[service("server"), pod("server"), pod("client")]);
+    let ready = ["-n", DUAL, "wait", "pod", "--all", "--for=condition=Ready", "--timeout=120s"];
     world.cluster.kubectl(&ready).unwrap();
 
     let addresses = |object: &Value, port: u16| -> Vec<SocketAddr> {
@@ -282,6 +295,10 @@ pub(super) fn dual_stack(world: &mut World) {
         // A client without a proxy reaches the server's.
         assert!(ask("outside", &world.client("outside")).is_empty(), "{target}");
     }
+    // A pod from before the upgrade accepts IPv4 alone, and is reached by it.
+    wait_for(world, DUAL, "client", "earlier.dual:80");
+    let report = requests(world, DUAL, "client", "earlier.dual:80", 5).unwrap();
+    assert!(report.failures == 0 && report.by_client_id.len() == 1, "{report:?}");
     world.cluster.kubectl(&["delete", "namespace", DUAL, "--wait=false"]).unwrap();
 }
 

@@ -79,7 +79,9 @@ pub(super) fn of_service(
     for (slice, target, endpoint, workload) in candidates {
         for ip in list(&endpoint["addresses"]).iter().map(|ip| text(ip).parse::<IpAddr>().unwrap()) {
             let is_pod = workload.is_some_and(|workload| workload["kind"] == "Pod");
-            if is_pod && ip.is_ipv6() && !cluster.ipv6 {
+            // 1.5; a proxy that was injected for IPv4 alone refuses IPv6.
+            let refuses_v6 = |pod| !cluster.ipv6 || listens_for_v4_alone(pod, target);
+            if is_pod && ip.is_ipv6() && workload.is_some_and(refuses_v6) {
                 continue;
             }
             let addr = SocketAddr::new(ip, target);
@@ -200,28 +202,39 @@ fn of_workload(objects: &Objects<'_>, cluster: &Cluster, workload: &Value, port:
         seen["transport"] = json!(by_header.then_some(inbound));
         return Some(seen);
     }
-    let mesh = label(workload, "linkerd.io/control-plane-ns").unwrap_or_default();
-    let skipped = annotation(workload, "config.linkerd.io/skip-inbound-ports").unwrap_or_default();
-    if mesh.is_empty() || covers(skipped, port, |_| Vec::new()) {
+    if !is_redirected(workload, port) {
         return Some(seen);
     }
-    let proxy = containers(workload).find(|container| container["name"] == "linkerd-proxy");
-    let env = proxy.map_or(&[][..], |proxy| list(&proxy["env"]));
-    let listens = |part: &str| {
-        let variable = format!("LINKERD2_PROXY_{part}_LISTEN_ADDR");
-        let found = env.iter().find(|one| one["name"] == *variable)?;
-        text(&found["value"]).rsplit(':').next()?.parse::<u16>().ok()
-    };
+    let listens = |part: &str| listener(workload, part)?.rsplit(':').next()?.parse::<u16>().ok();
     let (inbound, admin, control) = (listens("INBOUND")?, listens("ADMIN")?, listens("CONTROL")?);
     seen["hint"] = json!(hint);
     seen["http2"] = json!(true);
     if by_header && port != admin && port != control {
         seen["transport"] = json!(inbound);
     }
-    if mesh == cluster.control_namespace {
+    if label(workload, "linkerd.io/control-plane-ns") == Some(&cluster.control_namespace) {
         seen["identity"] = json!(identity(cluster, namespace(workload), account(workload)));
     }
     Some(seen)
+}
+
+/// Whether connections to a pod's port arrive at its proxy.
+fn is_redirected(pod: &Value, port: u16) -> bool {
+    let skipped = annotation(pod, "config.linkerd.io/skip-inbound-ports").unwrap_or_default();
+    let mesh = label(pod, "linkerd.io/control-plane-ns").unwrap_or_default();
+    !mesh.is_empty() && !covers(skipped, port, |_| Vec::new())
+}
+
+fn listens_for_v4_alone(pod: &Value, port: u16) -> bool {
+    is_redirected(pod, port) && !listener(pod, "INBOUND").is_some_and(|address| address.starts_with("[::]:"))
+}
+
+/// The address of one of the proxy's listeners.
+fn listener<'a>(pod: &'a Value, part: &str) -> Option<&'a str> {
+    let proxy = containers(pod).find(|container| container["name"] == "linkerd-proxy")?;
+    let variable = format!("LINKERD2_PROXY_{part}_LISTEN_ADDR");
+    let found = list(&proxy["env"]).iter().find(|one| one["name"] == *variable)?;
+    Some(text(&found["value"]))
 }
 
 fn account(pod: &Value) -> &str {

@@ -208,7 +208,8 @@ fn pod(dice: &mut Dice) -> Value {
         "config.linkerd.io/default-inbound-policy": dice.maybe(40, &policies),
         "config.linkerd.io/proxy-require-identity-inbound-ports": dice.maybe(20, &[json!("8080,9090"), json!("80")]),
     });
-    let env = |part: &str, port: u16| json!({"name": format!("LINKERD2_PROXY_{part}_LISTEN_ADDR"), "value": format!("0.0.0.0:{port}")});
+    let any = dice.pick(&["0.0.0.0", "[::]", "[::]"]);
+    let env = |part: &str, port: u16| json!({"name": format!("LINKERD2_PROXY_{part}_LISTEN_ADDR"), "value": format!("{any}:{port}")});
     let mut env = vec![env("INBOUND", 4143), env("ADMIN", 4191), env("CONTROL", 9090)];
     if dice.chance(8) {
         env.pop();
