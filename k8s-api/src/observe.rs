@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{Container, ContainerState, ContainerStatus, Pod, PodStatus};
 
 use crate::{inject::ProxyPorts, labels};
 
@@ -61,6 +61,59 @@ pub fn owners(pod: &Pod) -> Vec<(String, String)> {
     owners
 }
 
+/// A pod's status in a word or two, as `kubectl get pods` has it: `Running`, `Init:1/2`, `CrashLoopBackOff`, `Terminating`.
+pub fn status(pod: &Pod) -> String {
+    let Some(status) = &pod.status else { return "Pending".to_owned() };
+    let phase = status.phase.as_deref().unwrap_or("Unknown");
+    if pod.metadata.deletion_timestamp.is_some() && !matches!(phase, "Succeeded" | "Failed") {
+        return if status.reason.as_deref() == Some("NodeLost") { "Unknown" } else { "Terminating" }.to_owned();
+    }
+    if let Some(initializing) = initializing(pod, status) {
+        return initializing;
+    }
+    let containers = status.container_statuses.as_deref().unwrap_or_default();
+    let ended = containers.iter().find_map(|container| trouble(container.state.as_ref()?));
+    let runs = containers.iter().any(|container| container.ready && is_running(container));
+    match ended {
+        Some(ended) if ended == "Completed" && runs => "Running".to_owned(),
+        Some(ended) => ended,
+        None => status.reason.clone().unwrap_or_else(|| phase.to_owned()),
+    }
+}
+
+/// What an init container does that has not ended well; a sidecar is past it when it has started.
+fn initializing(pod: &Pod, status: &PodStatus) -> Option<String> {
+    let specs = || pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+    let is_sidecar =
+        |name: &str| specs().any(|spec| spec.name == name && spec.restart_policy.as_deref() == Some("Always"));
+    let statuses = status.init_container_statuses.as_deref().unwrap_or_default();
+    let is_past = |container: &ContainerStatus| {
+        let ended = container.state.as_ref().and_then(|state| state.terminated.as_ref());
+        ended.is_some_and(|ended| ended.exit_code == 0)
+            || container.started == Some(true) && is_sidecar(&container.name)
+    };
+    let (position, container) = statuses.iter().enumerate().find(|(_, container)| !is_past(container))?;
+    let trouble = container.state.as_ref().and_then(trouble).filter(|reason| reason != "PodInitializing");
+    Some(trouble.map_or_else(|| format!("Init:{position}/{}", specs().count()), |reason| format!("Init:{reason}")))
+}
+
+fn is_running(container: &ContainerStatus) -> bool {
+    container.state.as_ref().is_some_and(|state| state.running.is_some())
+}
+
+/// Why a container does not run.
+fn trouble(state: &ContainerState) -> Option<String> {
+    if let Some(waiting) = &state.waiting {
+        return waiting.reason.clone().filter(|reason| !reason.is_empty());
+    }
+    let ended = state.terminated.as_ref()?;
+    let code = || match ended.signal {
+        Some(signal) if signal != 0 => format!("Signal:{signal}"),
+        _ => format!("ExitCode:{}", ended.exit_code),
+    };
+    Some(ended.reason.clone().filter(|reason| !reason.is_empty()).unwrap_or_else(code))
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
@@ -85,6 +138,59 @@ mod tests {
             let Ok(Decision::Injected(pod)) = inject(&plain, None, &config) else { panic!("not injected") };
             assert_eq!(listeners(&pod), Some(Listeners { admin: 5191, tap: expected }));
         }
+    }
+
+    /// The words are those of `kubectl get pods` (`kubernetes:pkg/printers/internalversion/printers.go`).
+    #[test]
+    fn a_pods_status_is_in_kubectls_words() {
+        let started = |name: &str, state: Value| json!({"name": name, "started": true, "ready": true, "state": state});
+        let waiting = |reason: &str| json!({"waiting": {"reason": reason}});
+        let ended = |code: i32, reason: Option<&str>| json!({"terminated": {"exitCode": code, "reason": reason}});
+        let running = || json!({"running": {}});
+        let with = |phase: &str, init: Value, containers: Value| {
+            status(&pod(json!({
+                "spec": {"initContainers": [{"name": "linkerd-proxy", "restartPolicy": "Always"}, {"name": "migrate"}],
+                    "containers": [{"name": "app"}]},
+                "status": {"phase": phase, "initContainerStatuses": init, "containerStatuses": containers},
+            })))
+        };
+        let proxy = || started("linkerd-proxy", running());
+        let migrated = || json!({"name": "migrate", "state": ended(0, Some("Completed"))});
+        let ready = || json!([proxy(), migrated()]);
+        let app = |state: Value| json!([started("app", state)]);
+        for (found, expected) in [
+            (with("Pending", json!([]), json!([])), "Pending"),
+            (
+                with("Pending", json!([{"name": "linkerd-proxy", "state": waiting("PodInitializing")}]), json!([])),
+                "Init:0/2",
+            ),
+            (with("Pending", json!([proxy(), {"name": "migrate", "state": running()}]), json!([])), "Init:1/2"),
+            (
+                with("Pending", json!([proxy(), {"name": "migrate", "state": waiting("CrashLoopBackOff")}]), json!([])),
+                "Init:CrashLoopBackOff",
+            ),
+            (
+                with("Pending", json!([proxy(), {"name": "migrate", "state": ended(3, None)}]), json!([])),
+                "Init:ExitCode:3",
+            ),
+            (with("Running", ready(), app(running())), "Running"),
+            (with("Running", ready(), app(waiting("CrashLoopBackOff"))), "CrashLoopBackOff"),
+            (with("Running", ready(), app(ended(1, Some("Error")))), "Error"),
+            (
+                with(
+                    "Running",
+                    ready(),
+                    json!([started("job", ended(0, Some("Completed"))), started("app", running())]),
+                ),
+                "Running",
+            ),
+            (with("Succeeded", ready(), app(ended(0, Some("Completed")))), "Completed"),
+        ] {
+            assert_eq!(found, expected);
+        }
+        let gone = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "status": {"phase": "Running"}});
+        assert_eq!(status(&pod(gone)), "Terminating");
+        assert_eq!(status(&pod(json!({"status": {"phase": "Failed", "reason": "Evicted"}}))), "Evicted");
     }
 
     #[test]

@@ -166,6 +166,7 @@ fn record(pod: &v1::Pod) -> Pod {
             Some("Failed") => Phase::Failed,
             _ => Phase::Pending,
         },
+        status: observe::status(pod),
         proxy: observe::listeners(pod).map(|it| ProxyPorts { admin: it.admin, tap: it.tap }),
     }
 }

@@ -90,6 +90,7 @@ fn of_cluster(pod: &KubePod) -> Pod {
         node: spec.and_then(|spec| spec.node_name.clone()).unwrap_or_default(),
         service_account: spec.and_then(|spec| spec.service_account_name.clone()).unwrap_or_default(),
         phase,
+        status: observe::status(pod),
         proxy: observe::listeners(pod).map(|ports| ProxyPorts { admin: ports.admin, tap: ports.tap }),
     }
 }
@@ -106,6 +107,7 @@ fn of_sandbox(pod: &PodState) -> Pod {
         node: String::new(),
         service_account: pod.service_account.clone(),
         phase: if runs { Phase::Running } else { Phase::Pending },
+        status: if runs { "Running" } else { "Pending" }.to_owned(),
         proxy: pod.admin_port.map(|admin| ProxyPorts { admin, tap: pod.tap_port }),
     }
 }

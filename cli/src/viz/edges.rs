@@ -44,6 +44,8 @@ struct JsonEdge<'a> {
     client_id: &'a str,
     server_id: &'a str,
     no_tls_reason: &'a str,
+    client_identity: &'a str,
+    server_identity: &'a str,
     successes: Option<u64>,
     failures: Option<u64>,
     tcp_open_connections: Option<u64>,
@@ -79,7 +81,8 @@ pub(super) async fn execute(args: EdgesArgs) -> Result<()> {
                 render::namespace(destination),
             ];
             if args.output == Format::Wide {
-                cells.extend([short_identity(&edge.client_identity), short_identity(&edge.server_identity)]);
+                let identities = [&edge.client_identity, &edge.server_identity];
+                cells.extend(identities.map(|identity| or_nothing(short_identity(identity))));
             }
             cells.push(if edge.no_identity_reason.is_empty() {
                 "√".to_owned()
@@ -96,13 +99,13 @@ pub(super) async fn execute(args: EdgesArgs) -> Result<()> {
         table,
         &json,
         &answer.coverage,
-        "no traffic was seen in this time: --time-window counts for longer",
+        json.is_empty().then_some("no traffic was seen in this time: --time-window counts for longer"),
     )
 }
 
 /// Linkerd's form: the ServiceAccount and its namespace.
-fn short_identity(identity: &str) -> String {
-    or_nothing(identity.split_once(".serviceaccount.identity.").map_or(identity, |(account, _)| account))
+fn short_identity(identity: &str) -> &str {
+    identity.split_once(".serviceaccount.identity.").map_or(identity, |(account, _)| account)
 }
 
 fn json_edge(edge: &Edge) -> JsonEdge<'_> {
@@ -113,9 +116,11 @@ fn json_edge(edge: &Edge) -> JsonEdge<'_> {
         src_kind: source.map_or("", |resource| &resource.kind),
         dst: destination.map_or("", |resource| &resource.name),
         dst_namespace: destination.map_or("", |resource| &resource.namespace),
-        client_id: &edge.client_identity,
-        server_id: &edge.server_identity,
+        client_id: short_identity(&edge.client_identity),
+        server_id: short_identity(&edge.server_identity),
         no_tls_reason: &edge.no_identity_reason,
+        client_identity: &edge.client_identity,
+        server_identity: &edge.server_identity,
         successes: edge.http.as_ref().map(|http| http.success),
         failures: edge.http.as_ref().map(|http| http.failure),
         tcp_open_connections: edge.tcp.as_ref().map(|tcp| tcp.open_connections),

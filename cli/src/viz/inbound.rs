@@ -7,7 +7,7 @@ use serde::Serialize;
 use weft_proto::viz::{InboundRow, StatInboundRequest};
 
 use super::{
-    render::{self, JsonGolden, JsonResource, golden},
+    render::{self, JsonResource, JsonRouteCounts, golden, named_port, success_rate},
     scope::{ScopeArgs, WindowArgs, resources},
     stat::{Format, finish},
 };
@@ -36,15 +36,21 @@ pub(crate) struct InboundArgs {
     scope: ScopeArgs,
 }
 
+/// A row in JSON: Linkerd's fields, then ours.
 #[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
 struct JsonRow<'a> {
     #[serde(flatten)]
     resource: JsonResource<'a>,
-    server: String,
-    route: &'a str,
+    server: &'a str,
+    port: &'a str,
+    route: String,
     route_type: &'a str,
+    /// Linkerd's spelling of it.
+    #[serde(rename = "successesRate")]
+    success_rate: Option<f64>,
     #[serde(flatten)]
-    http: JsonGolden,
+    http: JsonRouteCounts,
     denied: u64,
     rate_limited: u64,
 }
@@ -73,9 +79,9 @@ pub(super) async fn execute(args: InboundArgs) -> Result<()> {
         for row in &rows {
             let mut cells = vec![
                 render::name(row.resource.as_ref()),
-                server(row),
+                named_port(server(row)),
                 render::route(&row.route),
-                or_nothing(&row.route_kind),
+                or_nothing(render::route_kind(&row.route_kind)),
             ];
             cells.extend(golden(row.http.as_ref()));
             if args.output == Format::Wide {
@@ -94,25 +100,56 @@ pub(super) async fn execute(args: InboundArgs) -> Result<()> {
         table,
         &json,
         answers.iter().filter_map(|answer| answer.coverage.as_ref()),
-        "no request arrived in this time: --time-window counts for longer",
+        rows.is_empty().then_some("no request arrived in this time: --time-window counts for longer"),
     )
 }
 
-/// Linkerd's form of the server: `web-http:8080`, `[default]:8080`.
-fn server(row: &InboundRow) -> String {
+/// The Server, `[default]` where none selects the port, and the port.
+fn server(row: &InboundRow) -> (&str, &str) {
     let (port, name) = row.server.split_once(':').unwrap_or(("", &row.server));
-    let name = if name.starts_with("default:") { "[default]" } else { name };
-    if port.is_empty() { name.to_owned() } else { format!("{name}:{port}") }
+    (if name.starts_with("default:") { "[default]" } else { name }, port)
 }
 
 fn json_row(row: &InboundRow) -> JsonRow<'_> {
+    let (server, port) = server(row);
     JsonRow {
         resource: row.resource.as_ref().into(),
-        server: server(row),
-        route: &row.route,
-        route_type: &row.route_kind,
+        server,
+        port,
+        route: render::route(&row.route),
+        route_type: render::route_kind(&row.route_kind),
+        success_rate: row.http.as_ref().and_then(success_rate),
         http: row.http.as_ref().into(),
         denied: row.denied,
         rate_limited: row.rate_limited,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use weft_proto::viz::Golden;
+
+    use super::*;
+
+    /// Linkerd's fields (`linkerd2:viz/cmd/stat-inbound.go`), the counts and what was refused.
+    #[test]
+    fn rows_have_linkerds_fields() {
+        let row = InboundRow {
+            server: "8080:web-http".to_owned(),
+            route: "api".to_owned(),
+            route_kind: "HTTPRoute".to_owned(),
+            http: Some(Golden { success: 3, failure: 1, p99_ms: Some(9.5), seconds: 2.0, ..Golden::default() }),
+            denied: 5,
+            ..InboundRow::default()
+        };
+        assert_eq!(
+            serde_json::to_value(json_row(&row)).unwrap(),
+            json!({"namespace": "", "kind": "", "name": "", "server": "web-http", "port": "8080", "route": "api",
+                "routeType": "HTTPRoute", "successesRate": 0.75, "rps": 2.0, "latencyMsP50": null, "latencyMsP95": null,
+                "latencyMsP99": 9.5, "successes": 3, "failures": 1, "windowSeconds": 2.0, "denied": 5, "rateLimited": 0})
+        );
+        let default = InboundRow { server: "8080:default:deny".to_owned(), ..row };
+        assert_eq!(server(&default), ("[default]", "8080"));
     }
 }

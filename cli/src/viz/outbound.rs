@@ -7,11 +7,11 @@ use serde::Serialize;
 use weft_proto::viz::{OutboundRow, StatOutboundRequest};
 
 use super::{
-    render::{self, JsonGolden, JsonResource, golden, percent, rate},
+    render::{self, JsonResource, JsonRouteCounts, golden, percent, success_rate},
     scope::{ScopeArgs, ToArgs, WindowArgs, resources},
     stat::{Format, finish},
 };
-use crate::output::{self, NOTHING, or_nothing};
+use crate::output::{self, or_nothing};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -20,7 +20,7 @@ use crate::output::{self, NOTHING, or_nothing};
   weft stat-outbound deploy -n shop -t 1m -o json
 
 A row without BACKEND is the whole route, where retries are part of one request; those with one are attempts.
-TIMEOUTS and RETRIES are shares of the requests.")]
+TIMEOUTS is a share of the requests, RETRIES one of all that was sent.")]
 pub(crate) struct OutboundArgs {
     /// KIND, KIND NAME... or KIND/NAME...: deploy, ds, sts, job, cj, rs, rc, po, ns
     #[arg(required = true, value_name = "RESOURCE")]
@@ -39,16 +39,29 @@ pub(crate) struct OutboundArgs {
     scope: ScopeArgs,
 }
 
+/// A row in JSON: Linkerd's fields, then ours. A row of the whole route has no backend, that of a backend no retries.
 #[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
 struct JsonRow<'a> {
     #[serde(flatten)]
     resource: JsonResource<'a>,
     service: &'a str,
-    route: &'a str,
+    port: &'a str,
+    route: String,
     route_type: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
     backend: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    backend_port: &'a str,
+    success_rate: Option<f64>,
+    timeout_rate: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_rate: Option<f64>,
     #[serde(flatten)]
-    http: JsonGolden,
+    http: JsonRouteCounts,
+    service_namespace: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    backend_namespace: &'a str,
     timeouts: u64,
     retries: u64,
 }
@@ -90,19 +103,11 @@ pub(super) async fn execute(args: OutboundArgs) -> Result<()> {
                 render::name(row.resource.as_ref()),
                 or_nothing(&row.service),
                 render::route(&row.route),
-                or_nothing(&row.route_kind),
+                or_nothing(render::route_kind(&row.route_kind)),
                 or_nothing(&row.backend),
             ];
             cells.extend(golden(row.http.as_ref()));
-            let share = |count: u64| {
-                let all = row.http.as_ref().map_or(0, |http| http.success + http.failure);
-                if row.backend.is_empty() {
-                    percent((all > 0).then(|| rate(count, all as f64)))
-                } else {
-                    NOTHING.to_owned()
-                }
-            };
-            cells.extend([share(row.timeouts), share(row.retries)]);
+            cells.extend([percent(timeout_rate(row)), percent(retry_rate(row))]);
             if args.scope.all_namespaces {
                 cells.insert(0, render::namespace(row.resource.as_ref()));
             }
@@ -116,19 +121,92 @@ pub(super) async fn execute(args: OutboundArgs) -> Result<()> {
         table,
         &json,
         answers.iter().filter_map(|answer| answer.coverage.as_ref()),
-        "no request was sent in this time: --time-window counts for longer",
+        rows.is_empty().then_some("no request was sent in this time: --time-window counts for longer"),
     )
 }
 
+/// Namespace, name and port of what a proxy has a name for: `shop/web:80` of a Service, else `example.com:443`.
+fn parts(named: &str) -> (&str, &str, &str) {
+    let (namespace, name) = named.split_once('/').unwrap_or(("", named));
+    let (name, port) = name.rsplit_once(':').unwrap_or((name, ""));
+    (namespace, name, port)
+}
+
+/// The share of requests whose time was over.
+fn timeout_rate(row: &OutboundRow) -> Option<f64> {
+    share(row.timeouts, requests(row))
+}
+
+/// The share of what was sent that were repetitions, as Linkerd has it; a backend does not know which are.
+fn retry_rate(row: &OutboundRow) -> Option<f64> {
+    row.backend.is_empty().then(|| share(row.retries, requests(row) + row.retries))?
+}
+
+fn requests(row: &OutboundRow) -> u64 {
+    row.http.as_ref().map_or(0, |http| http.success + http.failure)
+}
+
+fn share(count: u64, all: u64) -> Option<f64> {
+    (all > 0).then(|| count as f64 / all as f64)
+}
+
 fn json_row(row: &OutboundRow) -> JsonRow<'_> {
+    let (service_namespace, service, port) = parts(&row.service);
+    let (backend_namespace, backend, backend_port) = parts(&row.backend);
     JsonRow {
         resource: row.resource.as_ref().into(),
-        service: &row.service,
-        route: &row.route,
-        route_type: &row.route_kind,
-        backend: &row.backend,
+        service,
+        port,
+        route: render::route(&row.route),
+        route_type: render::route_kind(&row.route_kind),
+        backend,
+        backend_port,
+        success_rate: row.http.as_ref().and_then(success_rate),
+        timeout_rate: timeout_rate(row),
+        retry_rate: retry_rate(row),
         http: row.http.as_ref().into(),
+        service_namespace,
+        backend_namespace,
         timeouts: row.timeouts,
         retries: row.retries,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use weft_proto::viz::Golden;
+
+    use super::*;
+
+    /// Linkerd's fields (`linkerd2:viz/cmd/stat-outbound.go`) and the counts.
+    #[test]
+    fn rows_have_linkerds_fields() {
+        let http = Golden { success: 7, failure: 1, p50_ms: Some(2.0), seconds: 4.0, ..Golden::default() };
+        let route = OutboundRow {
+            service: "shop/web:80".to_owned(),
+            route: "default".to_owned(),
+            route_kind: "default".to_owned(),
+            http: Some(http),
+            timeouts: 2,
+            retries: 2,
+            ..OutboundRow::default()
+        };
+        let found = serde_json::to_value(json_row(&route)).unwrap();
+        assert_eq!(
+            found,
+            json!({"namespace": "", "kind": "", "name": "", "service": "web", "port": "80", "route": "[default]",
+                "routeType": "", "successRate": 0.875, "timeoutRate": 0.25, "retryRate": 0.2, "rps": 2.0,
+                "latencyMsP50": 2.0, "latencyMsP95": null, "latencyMsP99": null, "successes": 7, "failures": 1,
+                "windowSeconds": 4.0, "serviceNamespace": "shop", "timeouts": 2, "retries": 2})
+        );
+        let backend = OutboundRow { backend: "shop/web-b:8080".to_owned(), ..route };
+        let found = serde_json::to_value(json_row(&backend)).unwrap();
+        assert_eq!(
+            (&found["backend"], &found["backendPort"], &found["backendNamespace"], found.get("retryRate")),
+            (&json!("web-b"), &json!("8080"), &json!("shop"), None)
+        );
+        assert_eq!(parts("example.com:443"), ("", "example.com", "443"));
+        assert_eq!(parts("unknown"), ("", "unknown", ""));
     }
 }

@@ -65,6 +65,28 @@ impl From<Option<&Golden>> for JsonCounts {
     }
 }
 
+/// As [`JsonCounts`], in the form that `stat-inbound` and `stat-outbound` have with Linkerd.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct JsonRouteCounts {
+    rps: Option<f64>,
+    latency_ms_p50: Option<f64>,
+    latency_ms_p95: Option<f64>,
+    latency_ms_p99: Option<f64>,
+    successes: Option<u64>,
+    failures: Option<u64>,
+    window_seconds: Option<f64>,
+}
+
+impl From<Option<&Golden>> for JsonRouteCounts {
+    fn from(http: Option<&Golden>) -> Self {
+        let JsonCounts { latency_ms_p50, latency_ms_p95, latency_ms_p99, successes, failures, window_seconds } =
+            http.into();
+        let rps = http.map(rps);
+        Self { rps, latency_ms_p50, latency_ms_p95, latency_ms_p99, successes, failures, window_seconds }
+    }
+}
+
 /// Successes of all responses, between 0 and 1.
 pub(super) fn success_rate(http: &Golden) -> Option<f64> {
     let all = http.success + http.failure;
@@ -122,6 +144,16 @@ pub(super) fn namespace(resource: Option<&Resource>) -> String {
 /// A route's name, as Linkerd writes the one that no resource made.
 pub(super) fn route(name: &str) -> String {
     if name == "default" { "[default]".to_owned() } else { or_nothing(name) }
+}
+
+/// `web-http:8080`; only the name where there is no port.
+pub(super) fn named_port((name, port): (&str, &str)) -> String {
+    if port.is_empty() { name.to_owned() } else { format!("{name}:{port}") }
+}
+
+/// A route's kind, which Linkerd leaves empty for the one that no resource made.
+pub(super) fn route_kind(kind: &str) -> &str {
+    if kind == "default" { "" } else { kind }
 }
 
 /// Which proxy did not answer, and why; or what an answer leaves out.

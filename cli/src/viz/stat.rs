@@ -13,7 +13,7 @@ use super::{
     screen,
     source::Source,
 };
-use crate::output::{self, NOTHING, json, note};
+use crate::output::{self, NOTHING, json, note, or_nothing};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -79,6 +79,8 @@ pub(super) enum Format {
 struct JsonRow<'a> {
     #[serde(flatten)]
     resource: JsonResource<'a>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    status: &'a str,
     meshed: String,
     #[serde(flatten)]
     http: JsonGolden,
@@ -168,6 +170,10 @@ fn text(args: &StatArgs, namespaced: bool, answers: &[StatResponse]) -> Result<S
     if args.output == Format::Wide {
         columns.extend(["READ_BYTES/SEC", "WRITE_BYTES/SEC"]);
     }
+    let with_status = kinds.contains("pod");
+    if with_status {
+        columns.insert(1, "STATUS");
+    }
     if namespaced {
         columns.insert(0, "NAMESPACE");
     }
@@ -177,7 +183,11 @@ fn text(args: &StatArgs, namespaced: bool, answers: &[StatResponse]) -> Result<S
         if kinds.len() > 1 {
             name = format!("{}/{name}", short(row.resource.as_ref().map_or("", |resource| &resource.kind)));
         }
-        let mut cells = vec![name, meshed(row)];
+        let mut cells = vec![name];
+        if with_status {
+            cells.push(or_nothing(&row.status));
+        }
+        cells.push(meshed(row));
         cells.extend(golden(row.http.as_ref()));
         let tcp = row.tcp.as_ref();
         cells.push(tcp.map_or_else(|| NOTHING.to_owned(), |tcp| tcp.open_connections.to_string()));
@@ -203,6 +213,7 @@ fn json_row(row: &StatRow) -> JsonRow<'_> {
     let tcp = row.tcp.as_ref();
     JsonRow {
         resource: row.resource.as_ref().into(),
+        status: &row.status,
         meshed: meshed(row),
         http: row.http.as_ref().into(),
         tcp_open_connections: tcp.map(|tcp| tcp.open_connections),
@@ -212,17 +223,18 @@ fn json_row(row: &StatRow) -> JsonRow<'_> {
 }
 
 /// Prints a table or JSON, and says what is missing and, to who asks for more, who answered: the end of the verbs with one answer.
+/// Where it has no row, `nothing` says so instead of a table.
 pub(super) fn finish<'a>(
     (source, output): (&Source, Format),
     table: impl FnOnce() -> String,
-    rows: &[impl Serialize],
+    rows: &impl Serialize,
     coverages: impl IntoIterator<Item = &'a Coverage>,
-    nothing: &str,
+    nothing: Option<&str>,
 ) -> Result<()> {
-    match output {
-        Format::Json => json(&rows)?,
-        _ if rows.is_empty() => note(nothing),
-        _ => output::styled(&table())?,
+    match (output, nothing) {
+        (Format::Json, _) => json(rows)?,
+        (_, Some(nothing)) => note(nothing),
+        (_, None) => output::styled(&table())?,
     }
     render::problems(coverages);
     if output == Format::Wide {

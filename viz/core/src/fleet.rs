@@ -28,6 +28,8 @@ pub struct Pod {
     pub service_account: String,
     /// Its phase, as in its status.
     pub phase: Phase,
+    /// Its status in a word or two, as `kubectl get pods` has it.
+    pub status: String,
     /// The ports of its proxy; `None` without one.
     pub proxy: Option<ProxyPorts>,
 }

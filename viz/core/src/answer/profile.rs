@@ -7,14 +7,17 @@ use weft_proto::viz::{RouteRow, RoutesResponse};
 
 use super::{Reading, Requests, is_inbound};
 use crate::{
-    collect::View,
+    collect::{ProxyState, View},
     family::{Family, Name, Series},
     intern::Interner,
-    target::{Kind, Target},
+    target::{Key, Kind, Target},
 };
 
 /// The name of requests that no route matches: Linkerd's.
 const NO_ROUTE: &str = "[DEFAULT]";
+
+/// Whose proxies counted, the Service of the profile, and the route.
+type RowKey = (Key, String, String);
 
 #[derive(Default)]
 struct Row {
@@ -29,46 +32,46 @@ pub(crate) fn routes(
     window: Duration,
     interner: &Mutex<Interner>,
 ) -> RoutesResponse {
-    let mut found: BTreeMap<(String, String), Row> = BTreeMap::new();
+    let mut found: BTreeMap<RowKey, Row> = BTreeMap::new();
     let mut reading = Reading::new(view, window);
-    let is_about = |state: &crate::collect::ProxyState| match target.kind {
-        Kind::Service | Kind::Authority => target.is_of(&state.pod),
-        _ => target.row_of(&state.pod).is_some(),
+    // Whose proxies count; nobody's in particular where the request is about a Service.
+    let of_pod = |state: &ProxyState| match target.kind {
+        Kind::Service | Kind::Authority => target.is_of(&state.pod).then_some(None),
+        _ => target.row_of(&state.pod).map(Some),
     };
-    reading.proxies(
-        |state| is_about(state).then_some(()),
-        |(), state, span| {
-            state.history.counted(span, |series: &Arc<Series>, counted| {
-                let is_actual = match series.family {
-                    Family::ProfileResponses | Family::ProfileLatency => false,
-                    Family::ActualResponses | Family::ActualLatency => true,
-                    _ => return,
-                };
-                let host = host(series.label(Name::ProfileDst));
-                let is_wanted = match to {
-                    None => is_inbound(series) && (target.kind.has_pods() || names(target, host)),
-                    Some(to) => !is_inbound(series) && names(to, host),
-                };
-                if !is_wanted {
-                    return;
-                }
-                let route = series.label(Name::ProfileRoute);
-                let route = if route.is_empty() { NO_ROUTE } else { route };
-                let row = found.entry((service(host), route.to_owned())).or_default();
-                let requests = if is_actual { &mut row.actual } else { &mut row.effective };
-                requests.asked(span);
-                match series.family {
-                    Family::ProfileLatency | Family::ActualLatency => requests.add_latency(series, &counted),
-                    _ => requests.add(series, &counted),
-                }
-            });
-        },
-    );
+    reading.proxies(of_pod, |own, state, span| {
+        state.history.counted(span, |series: &Arc<Series>, counted| {
+            let is_actual = match series.family {
+                Family::ProfileResponses | Family::ProfileLatency => false,
+                Family::ActualResponses | Family::ActualLatency => true,
+                _ => return,
+            };
+            let host = host(series.label(Name::ProfileDst));
+            let is_wanted = match to {
+                None => is_inbound(series) && (target.kind.has_pods() || names(target, host)),
+                Some(to) => !is_inbound(series) && names(to, host),
+            };
+            if !is_wanted {
+                return;
+            }
+            let route = series.label(Name::ProfileRoute);
+            let route = if route.is_empty() { NO_ROUTE } else { route };
+            let own = own.clone().unwrap_or_else(|| destination(host));
+            let row = found.entry((own, service(host), route.to_owned())).or_default();
+            let requests = if is_actual { &mut row.actual } else { &mut row.effective };
+            requests.asked(span);
+            match series.family {
+                Family::ProfileLatency | Family::ActualLatency => requests.add_latency(series, &counted),
+                _ => requests.add(series, &counted),
+            }
+        });
+    });
     let coverage = reading.end();
     let interner = interner.lock();
     let rows = found.into_iter().filter(|(_, row)| !row.effective.is_empty() || !row.actual.is_empty());
     let rows = rows
-        .map(|((service, route), row)| RouteRow {
+        .map(|((key, service, route), row)| RouteRow {
+            resource: Some(key.resource()),
             route,
             service,
             effective: row.effective.golden(&interner),
@@ -86,6 +89,14 @@ fn host(authority: &str) -> &str {
 /// `web.shop` of `web.shop.svc.cluster.local`; others as they are.
 fn service(host: &str) -> String {
     host.split_once(".svc.").map_or(host, |(service, _)| service).to_owned()
+}
+
+/// The Service of a profile; an authority that is none.
+fn destination(host: &str) -> Key {
+    match service(host).split_once('.') {
+        Some((name, namespace)) if host.contains(".svc.") => Key::new(namespace, "service", name),
+        _ => Key::new("", "authority", host),
+    }
 }
 
 /// Whether it is the Service, or a destination whose profile has this name.

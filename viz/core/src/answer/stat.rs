@@ -111,11 +111,16 @@ pub(crate) fn stat(
     }
     let coverage = reading.end();
     let interner = interner.lock();
+    let status = |key: &Key| match target.kind {
+        Kind::Pod => known.get(&key.namespace, &key.name).map(|pod| pod.status.clone()).unwrap_or_default(),
+        _ => String::new(),
+    };
     let rows = found
         .into_iter()
         .filter(|(_, row)| row.pods != PodCounts::default() || !row.http.is_empty() || !row.tcp.is_empty());
     let rows = rows
         .map(|(key, row)| StatRow {
+            status: status(&key),
             resource: Some(key.resource()),
             meshed_pods: row.pods.meshed,
             running_pods: row.pods.running,

@@ -397,15 +397,24 @@ async fn routes_have_what_clients_saw_and_what_was_sent() {
         found
             .rows
             .iter()
-            .map(|row| (row.service.clone(), row.route.clone(), count(&row.effective), count(&row.actual)))
+            .map(|row| {
+                assert_eq!(row.service, "web-svc.shop");
+                let of = row.resource.as_ref().unwrap();
+                (format!("{}/{}", of.kind, of.name), row.route.clone(), count(&row.effective), count(&row.actual))
+            })
             .collect::<Vec<_>>()
     };
-    let row = |route: &str, effective, actual| ("web-svc.shop".to_owned(), route.to_owned(), effective, actual);
-    assert_eq!(ask(resource("shop", "deployment", "web"), None).await, [row("GET /", Some(9), None)]);
-    assert_eq!(ask(resource("shop", "service", "web-svc"), None).await, [row("GET /", Some(9), None)]);
+    let row = |of: &str, route: &str, effective, actual| (of.to_owned(), route.to_owned(), effective, actual);
+    let web = [row("deployment/web", "GET /", Some(9), None)];
+    assert_eq!(ask(resource("shop", "deployment", "web"), None).await, web);
+    assert_eq!(ask(resource("shop", "deployment", ""), None).await, web);
+    let service = [row("service/web-svc", "GET /", Some(9), None)];
+    assert_eq!(ask(resource("shop", "service", "web-svc"), None).await, service);
+    assert_eq!(ask(resource("shop", "service", ""), None).await, service);
     assert_eq!(ask(resource("shop", "service", "other"), None).await, []);
     let to = ask(resource("shop", "deployment", "client"), resource("shop", "service", "web-svc")).await;
-    assert_eq!(to, [row("GET /", Some(7), Some(8)), row("[DEFAULT]", Some(2), None)]);
+    let client = "deployment/client";
+    assert_eq!(to, [row(client, "GET /", Some(7), Some(8)), row(client, "[DEFAULT]", Some(2), None)]);
 }
 
 #[tokio::test]

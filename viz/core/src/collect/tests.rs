@@ -29,6 +29,7 @@ pub(crate) fn pod(namespace: &str, name: &str) -> Arc<Pod> {
         node: "a".to_owned(),
         service_account: "web".to_owned(),
         phase: Phase::Running,
+        status: "Running".to_owned(),
         proxy: Some(ProxyPorts { admin: 4191, tap: Some(4190) }),
     })
 }
