@@ -40,8 +40,10 @@ const JSON_PATH: &str = "jsonpath=";
   weft tap deploy/client -n shop --kernel                   the kernel's verdict of the same connection, too
 
 Where weft-viz is installed, it taps for those who may create taps.viz.weft.io. Otherwise, and with --direct, proxies answer on the
-loopback address of their pod, which a port-forward reaches: whoever may create pods/portforward may tap. What is beyond --max-rps is left out, and counted on standard error. --kernel asks the nodes' agents, which takes
-the right to weft trace; only connections that begin while tapping have a verdict.")]
+loopback address of their pod, which a port-forward reaches: whoever may create pods/portforward may tap.
+A proxy takes at most --max-rps requests a second and does not count the others; what several take beyond it is left out, and
+counted on standard error.
+--kernel asks the nodes' agents, which takes the right to weft trace; only connections that begin while tapping have a verdict.")]
 pub(crate) struct TapArgs {
     /// KIND/NAME, KIND NAME or KIND: deploy, ds, sts, job, cj, rs, rc, po, ns
     #[arg(required = true, num_args = 1..=2, value_name = "RESOURCE")]

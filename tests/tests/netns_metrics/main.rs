@@ -10,7 +10,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     process::{Child, Command, Stdio},
     sync::mpsc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -105,6 +105,11 @@ fn rows(mesh: &Mesh, arguments: &[&str]) -> (Vec<Value>, String) {
 
 /// As [`rows`], while a client sends requests until `weft` has ended.
 async fn rows_during(mesh: &Mesh, arguments: &[&str], app: &str, target: &str, path: &str) -> Vec<Value> {
+    serde_json::from_value(json_during(mesh, arguments, app, target, path).await).unwrap()
+}
+
+/// What `weft` prints as JSON, while a client sends requests until it has ended.
+async fn json_during(mesh: &Mesh, arguments: &[&str], app: &str, target: &str, path: &str) -> Value {
     let mut child = command(mesh, arguments).args(["-o", "json"]).stdout(Stdio::piped()).spawn().unwrap();
     while child.try_wait().unwrap().is_none() {
         load(mesh, app, target, path, 10).await;
@@ -188,7 +193,8 @@ fn the_table_has_linkerds_columns_and_leaves_out_what_has_no_proxy() {
         let names: Vec<&str> = lines[1..].iter().map(|line| line[0]).collect();
         assert_eq!(names, ["banner", "client", "payments", "web"], "{text}");
         let (pods, _) = rows(mesh, &["stat", "po", "-A"]);
-        assert!(!pods.is_empty() && pods.iter().all(|pod| pod["namespace"] != "legacy"), "{pods:#?}");
+        let is_shown = |pod: &Value| pod["namespace"] != "legacy" && pod["status"] == "Running";
+        assert!(!pods.is_empty() && pods.iter().all(is_shown), "{pods:#?}");
         let (all, _) = rows(mesh, &["stat", "po", "-A", "--unmeshed"]);
         let legacy = all.iter().find(|pod| pod["namespace"] == "legacy").expect("it is shown");
         assert_eq!(legacy["meshed"], "0/1");
@@ -208,10 +214,11 @@ fn edges_have_identities_and_refusals() {
         .await;
         let id = |name: &str| format!("{name}.shop.serviceaccount.identity.linkerd.cluster.local");
         assert_eq!(
-            (&edges["client_id"], &edges["server_id"]),
+            (&edges["client_identity"], &edges["server_identity"]),
             (&id("stranger").into(), &id("payments").into()),
             "{edges}"
         );
+        assert_eq!((&edges["client_id"], &edges["server_id"]), (&"stranger.shop".into(), &"payments.shop".into()));
         assert_eq!(edges["no_tls_reason"], "", "{edges}");
     });
 }
@@ -222,7 +229,8 @@ fn a_denied_client_is_in_stat_inbound() {
         eventually("refusals", WITHIN, async || {
             let arguments = ["stat-inbound", "deploy/payments", "-n", "shop", "-t", "2s"];
             let rows = rows_during(mesh, &arguments, "stranger", "payments.shop:80", "/").await;
-            let row = rows.iter().find(|row| row["server"] == "payments-http:8080" && row["denied"].as_u64() > Some(0));
+            let row = rows.iter().find(|row| row["server"] == "payments-http" && row["denied"].as_u64() > Some(0));
+            let row = row.inspect(|row| assert_eq!(row["port"], "8080"));
             row.map(|_| ()).ok_or(format!("{rows:#?}"))
         })
         .await;
@@ -234,16 +242,15 @@ fn routes_of_a_profile_are_counted_at_both_ends() {
     MESH.test(async |mesh| {
         eventually("routes", WITHIN, async || {
             let at_server = ["routes", "svc/payments", "-n", "shop", "-t", "2s"];
-            let inbound = rows_during(mesh, &at_server, "client", "payments.shop:80", "/invoices").await;
+            let inbound = json_during(mesh, &at_server, "client", "payments.shop:80", "/invoices").await;
             let at_client = ["routes", "deploy/client", "-n", "shop", "--to", "svc/payments", "-t", "2s"];
-            let outbound = rows_during(mesh, &at_client, "client", "payments.shop:80", "/invoices").await;
-            for rows in [&inbound, &outbound] {
-                let row = rows.iter().find(|row| row["route"] == "GET /invoices");
+            let outbound = json_during(mesh, &at_client, "client", "payments.shop:80", "/invoices").await;
+            for (tables, owner, success) in
+                [(&inbound, "service/payments", "success"), (&outbound, "deployment/client", "effective_success")]
+            {
+                let row = tables[owner].as_array().into_iter().flatten().find(|row| row["route"] == "GET /invoices");
                 let row = row.ok_or_else(|| format!("{inbound:#?} {outbound:#?}"))?;
-                assert_eq!(
-                    (row["effective_success"].as_f64(), row["authority"].as_str()),
-                    (Some(1.0), Some("payments.shop"))
-                );
+                assert_eq!((row[success].as_f64(), row["authority"].as_str()), (Some(1.0), Some("payments.shop")));
             }
             Ok::<_, String>(())
         })
@@ -294,6 +301,49 @@ fn tap_shows_a_request_its_response_its_end_and_the_kernels_verdict() {
             "{verdict}"
         );
         assert!(seen.iter().all(|line| !line.contains("healthz")), "{seen:#?}");
+    });
+}
+
+/// Requests as fast as the proxies can: the tap shows its rate of them, each to its end, and no request fails.
+#[test]
+fn a_tap_of_a_busy_service_is_sampled_and_bounded() {
+    const RATE: usize = 20;
+    MESH.test(async |mesh| {
+        let pod = mesh.pod_of("shop", "stranger").await.unwrap();
+        let send = async |more: &[&str]| {
+            let arguments = [&["http1", "--target", "web.shop:80", "--path", "/busy"], more].concat();
+            let report = mesh.load("shop", &pod, &arguments).await.unwrap();
+            assert_eq!(report.failures, 0, "{report:?}");
+            usize::try_from(report.requests).unwrap()
+        };
+        let of_pod = format!("po/{pod}");
+        let tap = Running::start(
+            mesh,
+            &["tap", &of_pod, "-n", "shop", "--to", "svc/web", "--path", "/busy", "--max-rps", &RATE.to_string()],
+        );
+        let mut lines: Vec<String> = Vec::new();
+        eventually("the tap is there", WITHIN, async || {
+            send(&["--count", "1"]).await;
+            lines.extend(tap.lines.try_iter());
+            if lines.iter().any(|line| line.starts_with("end")) { Ok(()) } else { Err(format!("{lines:#?}")) }
+        })
+        .await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        lines.extend(tap.lines.try_iter());
+        lines.clear();
+        let began = Instant::now();
+        let sent = send(&["--duration", "3s", "--concurrency", "16"]).await;
+        let seconds = began.elapsed().as_secs_f64();
+        let of = |kind: &str, lines: &[String]| lines.iter().filter(|line| line.starts_with(kind)).count();
+        eventually("the end of all that was shown", WITHIN, async || {
+            lines.extend(tap.lines.try_iter());
+            let [shown, ended] = ["req", "end"].map(|kind| of(kind, &lines));
+            if shown == ended && shown > RATE { Ok(()) } else { Err(format!("{shown} shown, {ended} ended")) }
+        })
+        .await;
+        let shown = of("req", &lines);
+        assert_eq!(of("rsp", &lines), shown);
+        assert!(shown as f64 <= RATE as f64 * (seconds + 2.0) && sent > 10 * shown, "{shown} of {sent} in {seconds} s");
     });
 }
 
