@@ -15,10 +15,20 @@ use crate::world::{SHOP, World};
 
 /// Its namespace.
 const VIZ: &str = "linkerd-viz";
-/// Requests that are sent.
-const REQUESTS: u64 = 1000;
+/// Requests that are sent, by their outcome.
+const SUCCESSES: u64 = 900;
+const FAILURES: u64 = 100;
+/// Longer than the component's interval between scrapes.
+const INTERVAL: Duration = Duration::from_secs(3);
 /// Longer than a scrape interval of the component, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Makes `weft routes` count.
+const PROFILE: &str = "
+apiVersion: linkerd.io/v1alpha2
+kind: ServiceProfile
+metadata: {name: web.shop.svc.cluster.local, namespace: shop}
+spec: {routes: [{name: all, condition: {pathRegex: /.*}}]}
+";
 /// Somebody who may reach the component, and has no right to what it answers.
 const NOBODY: &str = "
 apiVersion: v1
@@ -40,7 +50,7 @@ subjects: [{kind: ServiceAccount, name: nobody, namespace: linkerd-viz}]
 ";
 
 pub(super) fn shows_what_happens(world: &mut World) {
-    let manifests = world.weft(&["viz", "install"]).unwrap();
+    let manifests = world.weft(&["viz", "install", "--set", "scrapeInterval=2s"]).unwrap();
     world.cluster.apply(&manifests).unwrap();
     world.cluster.rolled_out(VIZ, "deploy/weft-viz").unwrap();
     world.weft(&["viz", "check"]).unwrap();
@@ -56,23 +66,66 @@ pub(super) fn shows_what_happens(world: &mut World) {
 
 /// Requests between two questions are counted: nobody but the component looks between them.
 fn counts(world: &World) {
-    let sent = || -> u64 {
-        let arguments = ["stat", "deploy/client", "-n", SHOP, "--to", "svc/web", "-t", "10m", "-o", "json"];
-        let rows: Value = serde_json::from_str(&world.weft(&arguments).unwrap()).unwrap();
-        ["successes", "failures"].iter().filter_map(|field| rows[0][*field].as_u64()).sum()
+    type Keep = fn(&Value) -> bool;
+    let commands: [(&[&str], Keep); 6] = [
+        (&["stat", "deploy/client", "--to", "svc/web"], |_| true),
+        (&["stat", "svc/web"], |_| true),
+        (&["stat-inbound", "deploy/web"], |row| row["route"] != "probe"),
+        (&["stat-outbound", "deploy/client"], |row| row["service"] == "web" && row.get("backend").is_none()),
+        (&["edges", "deploy"], |row| row["src"] == "client" && row["dst"] == "web"),
+        (&["routes", "deploy/client", "--to", "svc/web"], |_| true),
+    ];
+    let counted = |(arguments, keep): &(&[&str], Keep)| -> [u64; 2] {
+        let arguments = [arguments, &["-n", SHOP, "-t", "10m", "-o", "json"][..]].concat();
+        let answer: Value = serde_json::from_str(&world.weft(&arguments).unwrap()).unwrap();
+        // `routes` has a list for each resource.
+        let lists: Vec<&Value> = answer.as_object().map_or(vec![&answer], |tables| tables.values().collect());
+        let rows = lists.into_iter().flat_map(|list| list.as_array().unwrap()).filter(|row| keep(row));
+        rows.fold([0, 0], |sums, row| {
+            let of = |field: &str| row[field].as_u64().unwrap_or_default();
+            [sums[0] + of("successes"), sums[1] + of("failures")]
+        })
     };
-    let before = sent();
-    let count = REQUESTS.to_string();
-    let load = ["http1", "--target", "web.shop:80", "--count", &count, "--pause", "1ms"];
-    let report = world.cluster.client(SHOP, &world.client(SHOP), &load).unwrap();
-    assert_eq!((report.requests, report.failures), (REQUESTS, 0), "{report:?}");
-    let counted = world.cluster.until(PATIENCE, |_| {
-        let counted = sent() - before;
-        anyhow::ensure!(counted >= REQUESTS * 99 / 100, "{counted} of {REQUESTS} requests were counted");
-        Ok(counted)
+    world.cluster.apply(PROFILE).unwrap();
+    let send = |path: &str, count: u64| {
+        let count = count.to_string();
+        let load = ["http1", "--target", "web.shop:80", "--path", path, "--count", &count, "--pause", "1ms"];
+        let report = world.cluster.client(SHOP, &world.client(SHOP), &load).unwrap();
+        assert_eq!(report.requests.to_string(), count, "{report:?}");
+    };
+    // The client's proxy has the profile once a request is counted by its route, and the component once it looked.
+    let known = world.cluster.until(PATIENCE, |_| {
+        send("/", 1);
+        anyhow::ensure!(counted(&commands[5]) != [0, 0], "no route is counted");
+        Ok(())
     });
-    let counted = counted.unwrap();
-    assert!(counted <= REQUESTS * 101 / 100, "{counted} requests were counted, and {REQUESTS} sent");
+    known.unwrap();
+    let settled = world.cluster.until(PATIENCE, |_| {
+        let looked = || commands.each_ref().map(counted);
+        let before = looked();
+        std::thread::sleep(INTERVAL);
+        anyhow::ensure!(before == looked(), "something is still counted");
+        Ok(before)
+    });
+    let before = settled.unwrap();
+    send("/", SUCCESSES);
+    send("/status/503", FAILURES);
+    for (command, before) in commands.iter().zip(before) {
+        let right = world.cluster.until(PATIENCE, |_| {
+            let now = counted(command);
+            let found = [now[0] - before[0], now[1] - before[1]];
+            let is_right = |found: u64, sent: u64| found.abs_diff(sent) <= sent / 100;
+            let [successes, failures] = found;
+            anyhow::ensure!(
+                is_right(successes, SUCCESSES) && is_right(failures, FAILURES),
+                "{:?}: {found:?}",
+                command.0
+            );
+            Ok(())
+        });
+        right.unwrap();
+    }
+    world.cluster.delete(PROFILE).unwrap();
 }
 
 /// A command that goes on, and its lines.
