@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod dashboards;
+mod terminal;
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -25,6 +26,8 @@ use weft_test_kit::{
     wait::eventually,
 };
 use weft_tests::prometheus::Prometheus;
+
+use terminal::Terminal;
 
 /// A ServiceProfile for `payments`, so that there are routes.
 const PROFILE: &str = "
@@ -385,6 +388,38 @@ fn tap_shows_a_request_its_response_its_end_and_the_kernels_verdict() {
             "{verdict}"
         );
         assert!(seen.iter().all(|line| !line.contains("healthz")), "{seen:#?}");
+    });
+}
+
+/// Screens that are drawn again: all of it fits after the size changed, nothing is cleared between two drawings, and what was
+/// on the terminal before is back at the end.
+#[test]
+fn live_screens_behave_in_a_terminal() {
+    const CLEAR: &str = "\x1b[2J";
+    const BEGIN: &str = "\x1b[?2026h";
+    MESH.test(async |mesh| {
+        for (arguments, heading, key) in [
+            (&["stat", "deploy", "-n", "shop", "--watch"][..], "NAME", "q"),
+            (&["top", "deploy/client", "-n", "shop"], "SOURCE", "\x1b"),
+            (&["top", "deploy/client", "-n", "shop"], "SOURCE", "\x03"),
+        ] {
+            let mut terminal = Terminal::run(&command(mesh, arguments), (30, 150));
+            terminal.until(|screen| screen.alternate_screen() && screen.contents().contains(heading));
+            let drawn = terminal.written(BEGIN);
+            load(mesh, "client", "payments.shop:80", "/invoices", 20).await;
+            eventually("two more drawings", WITHIN, async || {
+                if terminal.written(BEGIN) > drawn + 1 { Ok(()) } else { Err(terminal.shown()) }
+            })
+            .await;
+            assert_eq!(terminal.written(CLEAR), 0, "{arguments:?} flickers");
+            terminal.resize((6, 40));
+            let of_width =
+                |screen: &vt100::Screen| screen.rows(0, 40).next().is_some_and(|row| row.starts_with(heading));
+            terminal.until(|screen| of_width(screen) && !screen.contents().contains("SUCCESS_RATE"));
+            terminal.press(key);
+            assert!(terminal.end().success(), "{arguments:?}");
+            terminal.until(|screen| !screen.alternate_screen() && !screen.hide_cursor());
+        }
     });
 }
 
