@@ -235,6 +235,7 @@ impl Parts {
                 let interest = Interest::Parts {
                     discovery: destination.map(DestinationArgs::endpoints_from),
                     policy: policy.is_some(),
+                    reference_grants: policy.is_some_and(|args| args.require_reference_grants),
                 };
                 // Both parts watch Servers; only one of them informs their owners.
                 let owners = if policy.is_some() { Events::new(client.clone(), "policy") } else { Events::none() };

@@ -295,6 +295,9 @@ pub(crate) struct PolicyArgs {
     /// Namespace whose EgressNetworks apply to clients of all namespaces that have none of their own.
     #[arg(long, default_value = "linkerd-egress")]
     pub(crate) global_egress_network_namespace: String,
+    /// Let a route send traffic to a Service of another namespace only where a ReferenceGrant of that namespace permits it.
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub(crate) require_reference_grants: bool,
     /// Let clients set timeouts and retries of single requests by headers, such as `l5d-timeout`.
     #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub(crate) allow_l5d_request_headers: bool,
@@ -408,6 +411,7 @@ impl ClusterArgs {
                 TransportModeArg::Transparent => TransportMode::Transparent,
             },
             egress_namespace: policy.map(|args| args.global_egress_network_namespace.clone()).unwrap_or_default(),
+            require_reference_grants: policy.is_some_and(|args| args.require_reference_grants),
             ipv6: destination.is_some_and(|args| args.enable_ipv6),
             h2_upgrade: destination.is_none_or(|args| args.enable_h2_upgrade),
             endpoints_from: destination.map_or(EndpointsFrom::Slices, DestinationArgs::endpoints_from),

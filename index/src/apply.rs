@@ -11,7 +11,7 @@ use std::{
 use weft_k8s_api::{
     labels,
     manifest::{Kind, Object, ObjectRef},
-    policy::route::ParentKind,
+    policy::route::{ParentKind, ReferenceGrantSpec},
 };
 
 use super::{
@@ -86,6 +86,7 @@ impl Index {
             Object::GrpcRoute(route) => self.set_route(RouteKind::Grpc, key, RouteRecord::grpc(&route)),
             Object::TlsRoute(route) => self.set_route(RouteKind::Tls, key, RouteRecord::tls(&route)),
             Object::TcpRoute(route) => self.set_route(RouteKind::Tcp, key, RouteRecord::tcp(&route)),
+            Object::ReferenceGrant(grant) => self.set_reference_grant(key, Some(grant.spec)),
         }
     }
 
@@ -115,6 +116,7 @@ impl Index {
             Kind::GrpcRoute => self.set_route(RouteKind::Grpc, key, None),
             Kind::TlsRoute => self.set_route(RouteKind::Tls, key, None),
             Kind::TcpRoute => self.set_route(RouteKind::Tcp, key, None),
+            Kind::ReferenceGrant => self.set_reference_grant(key, None),
         }
     }
 
@@ -170,7 +172,27 @@ impl Index {
         self.route_changed(&id);
     }
 
-    /// Marks the policies of the parents whose routes send traffic to a Service that appeared or went.
+    /// A grant changes the routes of other namespaces that send traffic to its namespace. Grants are few and change rarely,
+    /// so that all backends may be looked at.
+    fn set_reference_grant(&mut self, key: Key, new: Option<ReferenceGrantSpec>) {
+        let namespace = key.namespace.clone();
+        let old = match new.clone() {
+            Some(new) => self.store.reference_grants.insert(key, new),
+            None => self.store.reference_grants.remove(&key),
+        };
+        if old == new || !self.cluster.require_reference_grants {
+            return;
+        }
+        let backends = self.store.routes_of_backend.keys().filter(|service| service.namespace == namespace);
+        let backends: Vec<Key> = backends.cloned().collect();
+        for service in &backends {
+            self.backend_changed(service);
+            self.backend_status_changed(service);
+        }
+    }
+
+    /// Marks the policies of the parents whose routes send traffic to a Service that appeared or went, or that they may or
+    /// may not refer to any more.
     fn backend_changed(&mut self, service: &Key) {
         let routes = self.store.routes_of_backend.iter(service).filter_map(|id| self.store.routes.get(id));
         let parents: HashSet<_> = routes.flat_map(|route| &route.parents).map(ParentId::of).collect();

@@ -46,6 +46,8 @@ pub struct Cluster {
     pub transport_mode: TransportMode,
     /// The namespace whose EgressNetworks apply to clients of all namespaces that have none.
     pub egress_namespace: String,
+    /// Whether a route needs a ReferenceGrant to send traffic to a Service of another namespace.
+    pub require_reference_grants: bool,
     /// Whether IPv6 endpoints are announced.
     pub ipv6: bool,
     /// Whether meshed endpoints are announced as accepting HTTP/1 inside HTTP/2.

@@ -74,8 +74,13 @@ impl Index {
         let headless = |service: Option<&ServiceRecord>| service.map(|service| service.cluster_ips.is_empty());
         if headless(old) != headless(new) {
             self.children_changed(&ParentId::new(ParentKind::Service, key.clone()));
-            self.dirty.statuses.extend(self.store.routes_of_backend.iter(key).map(RouteId::reference));
+            self.backend_status_changed(key);
         }
+    }
+
+    /// Marks the statuses of the routes that send traffic to a Service.
+    pub(super) fn backend_status_changed(&mut self, service: &Key) {
+        self.dirty.statuses.extend(self.store.routes_of_backend.iter(service).map(RouteId::reference));
     }
 
     /// Marks the statuses that depend on whether a Server exists.

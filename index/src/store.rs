@@ -12,7 +12,7 @@ use weft_k8s_api::{
     manifest::ObjectRef,
     policy::{
         AuthorizationPolicySpec, Network, ServerAuthorizationSpec, TargetRef,
-        route::{Parent, ParentKind},
+        route::{Parent, ParentKind, ReferenceGrantSpec},
     },
 };
 
@@ -73,6 +73,8 @@ pub(super) struct Store {
     pub(super) routes_of_parent: Table<ParentId, RouteId>,
     /// Routes by the Services that they send traffic to.
     pub(super) routes_of_backend: Table<Key, RouteId>,
+    /// ReferenceGrants by namespace and name, so that those of a namespace are together.
+    pub(super) reference_grants: BTreeMap<Key, ReferenceGrantSpec>,
     /// By namespace and name, so that those of a namespace are together.
     pub(super) egress_networks: BTreeMap<Key, Arc<EgressNetworkRecord>>,
     /// Routes of EgressNetworks of other namespaces, by their own.
@@ -258,6 +260,18 @@ impl Store {
         namespace != cluster.egress_namespace
             && (self.egress_networks_in(namespace).next().is_some()
                 || self.egress_consumers.iter(&namespace.to_owned()).next().is_some())
+    }
+
+    /// Whether a route may send traffic to a Service: one of its own namespace, or, where grants are required, one that its
+    /// namespace grants to it.
+    pub(super) fn may_refer(&self, cluster: &Cluster, route: &RouteId, service: &Key) -> bool {
+        if route.key.namespace == service.namespace || !cluster.require_reference_grants {
+            return true;
+        }
+        let from = Key::new(&service.namespace, "");
+        let grants = self.reference_grants.range(from..).take_while(|(key, _)| key.namespace == service.namespace);
+        let RouteId { kind, key } = route;
+        grants.into_iter().any(|(_, grant)| grant.permits(kind.group(), kind.name(), &key.namespace, &service.name))
     }
 
     /// The EgressNetworks of a namespace.

@@ -42,6 +42,7 @@ pub(crate) fn cluster() -> Cluster {
         default_opaque_ports: ports::default_opaque_ports(),
         transport_mode: TransportMode::TransportHeader,
         egress_namespace: "linkerd-egress".to_owned(),
+        require_reference_grants: false,
         ipv6: false,
         h2_upgrade: true,
         endpoints_from: EndpointsFrom::Slices,

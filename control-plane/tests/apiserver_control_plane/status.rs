@@ -153,6 +153,32 @@ async fn the_status_of_a_route_follows_what_it_depends_on() {
     world.done().await;
 }
 
+/// Also where ReferenceGrants are installed later.
+#[tokio::test]
+async fn a_backend_of_another_namespace_needs_a_grant_where_grants_are_required() {
+    let world = world().await;
+    let policy = world.policy_with_grants().await;
+    let mut to_other = route(GATEWAY, "HTTPRoute", "r", &service(80), "web");
+    to_other["spec"]["rules"][0]["backendRefs"] = json!([{"name": "kubernetes", "namespace": "default", "port": 443}]);
+    world.apply(to_other).await;
+    let says = async |expected: &str| world.says(&policy, GATEWAY, "HTTPRoute", "r", &[expected]).await;
+    let refused = "Accepted=True Accepted, ResolvedRefs=False RefNotPermitted \
+        (no ReferenceGrant of namespace default permits Service kubernetes as a backend)";
+    says(refused).await;
+    define(&world.client, "referencegrants.gateway.networking.k8s.io").await;
+    let grants = resource("gateway.networking.k8s.io", "v1beta1", "ReferenceGrant");
+    let grants: Api<DynamicObject> = Api::namespaced_with(world.client.clone(), "default", &grants);
+    let mut grant =
+        DynamicObject::new(&world.namespace, &resource("gateway.networking.k8s.io", "v1beta1", "ReferenceGrant"));
+    grant.data = json!({"spec": {"from": [{"group": "gateway.networking.k8s.io", "kind": "HTTPRoute",
+        "namespace": world.namespace}], "to": [{"group": "", "kind": "Service", "name": "kubernetes"}]}});
+    grants.create(&kube::api::PostParams::default(), &grant).await.unwrap();
+    says(GOOD).await;
+    grants.delete(&world.namespace, &kube::api::DeleteParams::default()).await.unwrap();
+    says(refused).await;
+    world.done().await;
+}
+
 #[tokio::test]
 async fn rate_limits_and_egress_networks_get_their_status() {
     let world = world().await;

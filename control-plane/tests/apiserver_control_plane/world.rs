@@ -147,6 +147,12 @@ impl World {
         Process::start(&[&arguments[..], &["--lease-identity", identity]].concat())
     }
 
+    /// One that lets routes refer to Services of other namespaces only where a ReferenceGrant permits it.
+    pub(crate) async fn policy_with_grants(&self) -> Process {
+        let arguments = ["policy", "--policy-addr", "127.0.0.1:0", "--controller-namespace", &self.namespace];
+        Process::start(&[&arguments[..], &["--lease-identity", "policy", "--require-reference-grants"]].concat())
+    }
+
     pub(crate) async fn policy_as(&self, kubeconfig: &str) -> Process {
         let arguments = ["policy", "--policy-addr", "127.0.0.1:0", "--controller-namespace", &self.namespace];
         Process::start(&[&arguments[..], &["--kubeconfig", kubeconfig, "--lease-identity", "policy"]].concat())

@@ -63,11 +63,13 @@ impl Parent<'_> {
                     routes.grpc.push(RequestRoute { id: record.id.clone(), hosts: hosts.clone(), rules });
                 }
                 Rules::Tls { names, backends } => {
-                    let backends = backends.iter().map(|backend| self.backend(backend, Ok(Vec::new()))).collect();
+                    let backends =
+                        backends.iter().map(|backend| self.backend(record, backend, Ok(Vec::new()))).collect();
                     routes.tls.push(ConnectionRoute { id: record.id.clone(), names: names.clone(), backends });
                 }
                 Rules::Tcp { backends } => {
-                    let backends = backends.iter().map(|backend| self.backend(backend, Ok(Vec::new()))).collect();
+                    let backends =
+                        backends.iter().map(|backend| self.backend(record, backend, Ok(Vec::new()))).collect();
                     routes.tcp.push(ConnectionRoute { id: record.id.clone(), names: Vec::new(), backends });
                 }
             }
@@ -91,7 +93,7 @@ impl Parent<'_> {
         RequestRule {
             matches: rule.matches.clone(),
             filters: rule_filters(record.id.kind, &rule.filters),
-            backends: rule.backends.iter().map(|backend| self.request_backend(record.id.kind, backend)).collect(),
+            backends: rule.backends.iter().map(|backend| self.request_backend(record, backend)).collect(),
             timeouts: self.timeouts(record, rule.timeouts.request),
             retry: record.http_retry.as_ref().or(self.traffic.http_retry.as_ref()).cloned(),
         }
@@ -101,7 +103,7 @@ impl Parent<'_> {
         RequestRule {
             matches: rule.matches.clone(),
             filters: rule_filters(record.id.kind, &rule.filters),
-            backends: rule.backends.iter().map(|backend| self.request_backend(record.id.kind, backend)).collect(),
+            backends: rule.backends.iter().map(|backend| self.request_backend(record, backend)).collect(),
             timeouts: self.timeouts(record, None),
             retry: record.grpc_retry.as_ref().or(self.traffic.grpc_retry.as_ref()).cloned(),
         }
@@ -115,15 +117,20 @@ impl Parent<'_> {
         if own == Timeouts::default() { self.traffic.timeouts } else { own }
     }
 
-    fn request_backend(&self, kind: RouteKind, of: &RuleBackend) -> RouteBackend {
-        self.backend(&of.backend, of.filters.iter().map(|of| filter(kind, of)).collect())
+    fn request_backend(&self, record: &RouteRecord, of: &RuleBackend) -> RouteBackend {
+        self.backend(record, &of.backend, of.filters.iter().map(|of| filter(record.id.kind, of)).collect())
     }
 
     /// A backend with its filters, or with the name of the filter that does not exist here.
-    fn backend(&self, backend: &Backend, filters: Result<Vec<RequestFilter>, String>) -> RouteBackend {
+    fn backend(
+        &self,
+        record: &RouteRecord,
+        backend: &Backend,
+        filters: Result<Vec<RequestFilter>, String>,
+    ) -> RouteBackend {
         let key = Key::new(&backend.namespace, &backend.name);
         let (resource, mut problem) = match (&backend.kind, backend.port) {
-            (BackendKind::Service, Some(port)) => self.service_backend(key, port),
+            (BackendKind::Service, Some(port)) => self.service_backend(record, key, port),
             (BackendKind::Service, None) => (None, Some(format!("missing port for backend Service {}", key.name))),
             (BackendKind::EgressNetwork, port) => self.egress_backend(key, port),
             (BackendKind::Unsupported { group, kind }, _) => {
@@ -139,10 +146,20 @@ impl Parent<'_> {
     }
 
     /// As in Linkerd, the Service must exist, and nothing else is asked of it: its endpoints may come, and its ports
-    /// may be declared, later. No ReferenceGrant is needed for one of another namespace.
-    fn service_backend(&self, service: Key, port: u16) -> (Option<BackendResource>, Option<String>) {
-        let exists = self.store.services.contains_key(&service);
-        let problem = (!exists).then(|| format!("Service not found {}", service.name));
+    /// may be declared, later. Beyond Linkerd, one of another namespace may need a ReferenceGrant.
+    fn service_backend(
+        &self,
+        record: &RouteRecord,
+        service: Key,
+        port: u16,
+    ) -> (Option<BackendResource>, Option<String>) {
+        let problem = if !self.store.may_refer(self.cluster, &record.id, &service) {
+            Some(format!("no ReferenceGrant of namespace {} permits Service {}", service.namespace, service.name))
+        } else if !self.store.services.contains_key(&service) {
+            Some(format!("Service not found {}", service.name))
+        } else {
+            None
+        };
         (Some(BackendResource::Service(ServicePort::new(self.cluster, service, port))), problem)
     }
 

@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use crate::{
     acceptance::Acceptance,
-    records::{Status, UNSET},
+    records::{Key, Status, UNSET},
 };
 use weft_k8s_api::policy::route::{CONTROLLER, ParentReference, RouteParentStatus};
 
@@ -67,6 +67,13 @@ impl Saying {
 
     pub(super) fn backend_not_found() -> Self {
         Self::new(RESOLVED_REFS, false, "BackendNotFound", "")
+    }
+
+    /// As the Gateway API wants it, without a word about whether the Service exists.
+    pub(super) fn ref_not_permitted(service: &Key) -> Self {
+        let Key { namespace, name } = service;
+        let message = format!("no ReferenceGrant of namespace {namespace} permits Service {name} as a backend");
+        Self::new(RESOLVED_REFS, false, "RefNotPermitted", message)
     }
 
     pub(super) fn invalid_kind(message: &str) -> Self {

@@ -92,16 +92,20 @@ fn sayings(store: &Store, cluster: &Cluster, route: &RouteRecord, parent: &Paren
     let acceptance = Saying::acceptance(acceptance::of(store, cluster, route, parent));
     match parent.kind {
         ParentKind::Server => vec![acceptance],
-        ParentKind::Service | ParentKind::EgressNetwork => vec![acceptance, resolution(store, route, parent)],
+        ParentKind::Service | ParentKind::EgressNetwork => vec![acceptance, resolution(store, cluster, route, parent)],
     }
 }
 
-/// Whether the backends exist and can be backends: the first that does not or cannot counts.
-fn resolution(store: &Store, route: &RouteRecord, parent: &Parent) -> Saying {
+/// Whether the backends exist, can be backends, and may be those of this route: the first that does not, cannot or may not
+/// counts.
+fn resolution(store: &Store, cluster: &Cluster, route: &RouteRecord, parent: &Parent) -> Saying {
     for backend in route.backends() {
         let key = Key::new(&backend.namespace, &backend.name);
         match backend.kind {
             BackendKind::Unsupported { .. } => return Saying::invalid_kind(""),
+            BackendKind::Service if !store.may_refer(cluster, &route.id, &key) => {
+                return Saying::ref_not_permitted(&key);
+            }
             BackendKind::Service if store.services.contains_key(&key) => {}
             BackendKind::EgressNetwork if store.egress_networks.contains_key(&key) => {
                 let is_parent = parent.kind == ParentKind::EgressNetwork

@@ -90,12 +90,16 @@ fn read(json: &Value) -> Object {
     read.objects.into_iter().next().map_or_else(|| unreadable(json), |read| read.object)
 }
 
+/// How many settings there are.
+const SETTINGS: usize = 2 * 2 * 2 * DefaultPolicy::ALL.len() * 2;
+
 /// Settings of clusters, as they differ.
 fn settings(number: usize) -> Cluster {
     let mut cluster = cluster();
     cluster.ipv6 = number & 1 != 0;
     cluster.h2_upgrade = number & 2 == 0;
     cluster.transport_mode = if number & 4 == 0 { TransportMode::TransportHeader } else { TransportMode::Transparent };
+    cluster.require_reference_grants = number >= SETTINGS / 2;
     cluster.default_policy = DefaultPolicy::ALL[number / 8 % DefaultPolicy::ALL.len()];
     cluster
 }
@@ -253,7 +257,7 @@ fn histories() -> impl Strategy<Value = History> {
     ];
     let batches = vec(vec(step, 1..5), 1..8);
     let nodes = proptest::sample::subsequence((0..NODES).collect::<Vec<_>>(), 0..=NODES);
-    let parts = (0..48_usize, 0..SHARE, nodes, vec(form, 0..40), batches);
+    let parts = (0..SETTINGS, 0..SHARE, nodes, vec(form, 0..40), batches);
     parts.prop_map(|(settings, offset, nodes, listed, batches)| History { settings, offset, nodes, listed, batches })
 }
 

@@ -206,6 +206,51 @@ fn backends_exist_or_fail() {
     assert_eq!((backend.weight, &backend.resource), (90, &Some(BackendResource::Service(named))));
 }
 
+/// Where grants are required, also routes that are consumers' ask the namespace of the backend.
+#[test]
+fn a_backend_of_another_namespace_needs_a_grant_where_grants_are_required() {
+    let refused = Some("no ReferenceGrant of namespace ops permits Service api");
+    let grant = |kind: &str, to: Value| {
+        let from = json!({"group": "gateway.networking.k8s.io", "kind": kind, "namespace": "shop"});
+        json!({"apiVersion": "gateway.networking.k8s.io/v1beta1", "kind": "ReferenceGrant",
+            "metadata": {"name": "g", "namespace": "ops"}, "spec": {"from": [from], "to": [to]}})
+    };
+    for required in [false, true] {
+        let world = World::with(|cluster| cluster.require_reference_grants = required);
+        let mut api = service("api", "10.96.0.2", json!({}));
+        api["metadata"]["namespace"] = json!("ops");
+        let backends = json!([{"name": "api", "namespace": "ops", "port": 80}, {"name": "web", "port": 80}]);
+        world.apply_all([service("web", "10.96.0.1", json!({})), api, http("a", json!({"backendRefs": backends}))]);
+        let problems = || {
+            let backends = rule(&world).backends.clone();
+            let [other, own] = [0, 1].map(|at: usize| backends[at].problem.clone());
+            assert_eq!(own, None, "a Service of the route's namespace needs none");
+            other
+        };
+        if !required {
+            assert_eq!(problems(), None);
+            continue;
+        }
+        assert_eq!(problems().as_deref(), refused);
+        let mut rx = watch(&world, WEB, "shop");
+        rx.borrow_and_update();
+        world.apply(grant("HTTPRoute", json!({"group": "", "kind": "Service", "name": "api"})));
+        assert!(changed(&mut rx).is_some());
+        assert_eq!(problems(), None);
+        for other in [
+            grant("GRPCRoute", json!({"group": "", "kind": "Service"})),
+            grant("HTTPRoute", json!({"group": "", "kind": "Service", "name": "web"})),
+        ] {
+            world.apply(other);
+            assert_eq!(problems().as_deref(), refused);
+        }
+        world.apply(grant("HTTPRoute", json!({"group": "", "kind": "Service"})));
+        assert_eq!(problems(), None);
+        world.delete(Kind::ReferenceGrant, "ops", "g");
+        assert_eq!(problems().as_deref(), refused);
+    }
+}
+
 #[test]
 fn a_filter_without_a_meaning_fails_the_rule_and_is_not_left_out() {
     let world = web();

@@ -214,6 +214,25 @@ fn a_backend_that_does_not_exist_is_not_found() {
     assert_eq!(of_route(&world), format!("{ACCEPTED}, ResolvedRefs=False BackendNotFound"));
 }
 
+/// Nothing is said about whether the Service exists.
+#[test]
+fn a_backend_that_no_grant_permits_is_refused() {
+    let grant = json!({"apiVersion": "gateway.networking.k8s.io/v1beta1", "kind": "ReferenceGrant",
+        "metadata": {"name": "g", "namespace": "ops"}, "spec": {
+            "from": [{"group": "policy.linkerd.io", "kind": "HTTPRoute", "namespace": "shop"}],
+            "to": [{"group": "", "kind": "Service"}]}});
+    let world = World::with(|cluster| cluster.require_reference_grants = true);
+    let other = json!([{"name": "api", "namespace": "ops", "port": 80}]);
+    world.apply_all([service("web", "10.96.0.1", json!({})), http(web(), other)]);
+    world.index().apply(vec![Event::Synced]);
+    let why = "RefNotPermitted (no ReferenceGrant of namespace ops permits Service api as a backend)";
+    assert_eq!(of_route(&world), format!("{ACCEPTED}, ResolvedRefs=False {why}"));
+    world.apply(grant);
+    assert_eq!(of_route(&world), format!("{ACCEPTED}, ResolvedRefs=False BackendNotFound"));
+    world.delete(Kind::ReferenceGrant, "ops", "g");
+    assert_eq!(of_route(&world), format!("{ACCEPTED}, ResolvedRefs=False {why}"));
+}
+
 #[test]
 fn a_backend_of_another_kind_is_invalid() {
     let other = json!([{"group": "multicluster.x-k8s.io", "kind": "ServiceImport", "name": "web", "port": 80}]);

@@ -43,9 +43,12 @@ pub(super) fn check(object: &Object) -> Vec<Invalid> {
         Object::GrpcRoute(route) => validate::grpc_route(route),
         Object::TlsRoute(route) => validate::tls_route(route),
         Object::TcpRoute(route) => validate::tcp_route(route),
-        Object::Node(_) | Object::Job(_) | Object::ServiceAccount(_) | Object::ConfigMap(_) | Object::Secret(_) => {
-            Vec::new()
-        }
+        Object::Node(_)
+        | Object::Job(_)
+        | Object::ServiceAccount(_)
+        | Object::ConfigMap(_)
+        | Object::Secret(_)
+        | Object::ReferenceGrant(_) => Vec::new(),
     }
 }
 

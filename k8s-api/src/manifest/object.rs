@@ -17,7 +17,7 @@ use crate::{
     policy::{
         AuthorizationPolicy, EgressNetwork, HttpLocalRateLimitPolicy, MeshTLSAuthentication, NetworkAuthentication,
         Server, ServerAuthorization,
-        route::{GatewayHttpRoute, GrpcRoute, HttpRoute, TcpRoute, TlsRoute},
+        route::{GatewayHttpRoute, GrpcRoute, HttpRoute, ReferenceGrant, TcpRoute, TlsRoute},
     },
     profile::ServiceProfile,
     workload::ExternalWorkload,
@@ -161,6 +161,8 @@ objects! {
     TlsRoute = "TLSRoute", "gateway.networking.k8s.io", true;
     /// A TCPRoute.
     TcpRoute = "TCPRoute", "gateway.networking.k8s.io", true;
+    /// A ReferenceGrant.
+    ReferenceGrant, "gateway.networking.k8s.io", true;
     /// A ServiceProfile.
     ServiceProfile, "linkerd.io", true;
     /// An ExternalWorkload.

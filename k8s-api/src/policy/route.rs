@@ -4,6 +4,7 @@
 //! HTTPRoute (policy.linkerd.io), HTTPRoute, GRPCRoute, TLSRoute, TCPRoute (gateway.networking.k8s.io)
 //!   |--view()---------> what all have in common: parents, status
 //!   '--rules, read()--> typed matches, filters, timeouts | what is invalid
+//! ReferenceGrant -------> whether a route may send traffic to a Service of another namespace
 //! ```
 //!
 //! The resources are kept as written, so that an object always deserialises, also with match types and filters of later
@@ -12,6 +13,7 @@
 
 mod backend;
 mod filter;
+mod grant;
 mod grpc;
 mod http;
 mod matching;
@@ -22,6 +24,7 @@ mod view;
 
 pub use backend::{Backend, BackendKind, BackendReference};
 pub use filter::{Filter, HeaderModifier, HttpHeader, Redirect, RedirectPath, RouteFilter};
+pub use grant::{ReferenceGrant, ReferenceGrantFrom, ReferenceGrantSpec, ReferenceGrantTo};
 pub use grpc::{GrpcBackendReference, GrpcMatch, GrpcMethod, GrpcRoute, GrpcRouteMatch, GrpcRouteRule, GrpcRouteSpec};
 pub use http::{
     GatewayHttpRoute, GatewayHttpRouteSpec, HttpBackendReference, HttpMatch, HttpRoute, HttpRouteMatch, HttpRouteRule,

@@ -266,7 +266,7 @@ mod tests {
     impl World {
         /// Caches of Servers and NetworkAuthentications only.
         fn new() -> Self {
-            let kinds = watched(Interest::Parts { discovery: None, policy: true });
+            let kinds = watched(Interest::Parts { discovery: None, policy: true, reference_grants: true });
             let wanted = ["servers", "networkauthentications"];
             let kinds: Vec<_> = kinds.into_iter().filter(|kind| wanted.contains(&kind.plural)).collect();
             Self { caches: Caches::new(&kinds), servers: 0, networks: 1 }

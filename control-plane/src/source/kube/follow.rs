@@ -358,7 +358,11 @@ mod tests {
     use super::*;
 
     fn kind(plural: &str) -> Watched {
-        let all = watched(Interest::Parts { discovery: Some(weft_index::EndpointsFrom::Slices), policy: true });
+        let all = watched(Interest::Parts {
+            discovery: Some(weft_index::EndpointsFrom::Slices),
+            policy: true,
+            reference_grants: true,
+        });
         all.into_iter().find(|kind| kind.plural == plural).unwrap()
     }
 

@@ -13,6 +13,8 @@ pub(crate) enum Interest {
         discovery: Option<EndpointsFrom>,
         /// Policy.
         policy: bool,
+        /// Whether policy needs ReferenceGrants.
+        reference_grants: bool,
     },
     /// Endpoints of a linked cluster: what the role of Linkerd's multicluster extension allows to read.
     Linked(EndpointsFrom),
@@ -87,6 +89,7 @@ const GATEWAY_HTTP_ROUTES: Watched = Watched::optional(Kind::GatewayHttpRoute, &
 const GRPC_ROUTES: Watched = Watched::optional(Kind::GrpcRoute, &["v1", "v1alpha2"], "grpcroutes");
 const TLS_ROUTES: Watched = Watched::optional(Kind::TlsRoute, &["v1", "v1alpha3", "v1alpha2"], "tlsroutes");
 const TCP_ROUTES: Watched = Watched::optional(Kind::TcpRoute, &["v1alpha2", "v1"], "tcproutes");
+const REFERENCE_GRANTS: Watched = Watched::optional(Kind::ReferenceGrant, &["v1", "v1beta1"], "referencegrants");
 const PROFILES: Watched = Watched::new(Kind::ServiceProfile, &["v1alpha2"], "serviceprofiles");
 const WORKLOADS: Watched = Watched::new(Kind::ExternalWorkload, &["v1beta1"], "externalworkloads");
 
@@ -96,8 +99,8 @@ const WITH_STATUS: [Watched; 7] =
 
 /// Kinds that some part needs, each once.
 pub(super) fn watched(interest: Interest) -> Vec<Watched> {
-    let (discovery, policy) = match interest {
-        Interest::Parts { discovery, policy } => (discovery, policy),
+    let (discovery, policy, reference_grants) = match interest {
+        Interest::Parts { discovery, policy, reference_grants } => (discovery, policy, reference_grants),
         Interest::Linked(from) => return vec![SERVICES, PODS, SERVERS, list_of(from), REPLICA_SETS],
     };
     let mut kinds = vec![SERVICES];
@@ -111,6 +114,7 @@ pub(super) fn watched(interest: Interest) -> Vec<Watched> {
     if policy {
         kinds.extend([SERVER_AUTHORIZATIONS, AUTHORIZATION_POLICIES, MESH_TLS, NETWORKS]);
         kinds.extend(WITH_STATUS);
+        kinds.extend(reference_grants.then_some(REFERENCE_GRANTS));
     }
     kinds
 }
@@ -135,7 +139,7 @@ mod tests {
     #[test]
     fn each_part_watches_only_what_it_reads() {
         let names = |discovery, policy| {
-            let kinds = watched(Interest::Parts { discovery, policy });
+            let kinds = watched(Interest::Parts { discovery, policy, reference_grants: false });
             kinds.iter().map(|kind| kind.plural).collect::<Vec<_>>().join(" ")
         };
         assert_eq!(
@@ -153,7 +157,9 @@ mod tests {
         let linked = watched(Interest::Linked(EndpointsFrom::Slices));
         let linked: Vec<_> = linked.iter().map(|kind| kind.plural).collect();
         assert_eq!(linked, ["services", "pods", "servers", "endpointslices", "replicasets"]);
-        for kind in watched(Interest::Parts { discovery: Some(EndpointsFrom::Slices), policy: true }) {
+        let all = Interest::Parts { discovery: Some(EndpointsFrom::Slices), policy: true, reference_grants: true };
+        assert_eq!(watched(all).last(), Some(&REFERENCE_GRANTS));
+        for kind in watched(all) {
             assert_eq!(kind.optional, kind.kind.group() == "gateway.networking.k8s.io", "{kind:?}");
         }
     }
@@ -169,7 +175,7 @@ mod tests {
 
     #[test]
     fn policy_watches_meshed_pods_only() {
-        let meshed = watched(Interest::Parts { discovery: None, policy: true });
+        let meshed = watched(Interest::Parts { discovery: None, policy: true, reference_grants: false });
         assert_eq!(meshed[1].label, Some("linkerd.io/control-plane-ns"));
     }
 }

@@ -66,7 +66,7 @@ impl Question {
             }
             Self::Outbound(addr, client) => json!(outbound::of_address(objects, cluster, *addr, client)),
             Self::OutboundName(service, port, client) => {
-                outbound::of_service(objects, (&service.namespace, &service.name), *port, client)
+                outbound::of_service(objects, cluster, (&service.namespace, &service.name), *port, client)
             }
         }
     }

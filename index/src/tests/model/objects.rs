@@ -77,6 +77,7 @@ pub(super) fn any(dice: &mut Dice) -> Value {
         (4, profile),
         (4, egress_network),
         (24, route),
+        (5, reference_grant),
     ];
     let mut left = dice.next() % kinds.iter().map(|(weight, _)| weight).sum::<u64>();
     for (weight, make) in kinds {
@@ -517,4 +518,16 @@ fn route(dice: &mut Dice) -> Value {
         json!({
         "metadata": {"annotations": annotations}, "spec": {"parentRefs": parents, "rules": rules, "hostnames": hosts}}),
     )
+}
+
+fn reference_grant(dice: &mut Dice) -> Value {
+    let from = |dice: &mut Dice| {
+        json!({"group": dice.pick(&["gateway.networking.k8s.io", "gateway.networking.k8s.io", "policy.linkerd.io"]),
+            "kind": dice.pick(&["HTTPRoute", "HTTPRoute", "GRPCRoute", "TCPRoute"]), "namespace": dice.pick(&["shop", "ops"])})
+    };
+    let to = json!({"group": "", "kind": dice.pick(&["Service", "Service", "Service", "Secret"]),
+        "name": dice.maybe(40, &[json!("web"), json!("api")])});
+    let spec = json!({"from": [from(dice), from(dice)], "to": [to]});
+    let name = (dice.namespace(), dice.pick(&["g1", "g2"]));
+    object("gateway.networking.k8s.io/v1beta1", "ReferenceGrant", name, json!({"spec": spec}))
 }

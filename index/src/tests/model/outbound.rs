@@ -10,10 +10,10 @@ pub(super) fn of_address(objects: &Objects<'_>, cluster: &Cluster, addr: SocketA
         [service] if declared(service, addr.port()).is_none() => {
             Some(json!({"undefined port of": format!("{}/{}", namespace(service), name(service))}))
         }
-        [service] => Some(of_service(objects, (namespace(service), name(service)), addr.port(), client)),
+        [service] => Some(of_service(objects, cluster, (namespace(service), name(service)), addr.port(), client)),
         [] if cluster.networks.iter().any(|network| network.contains(&addr.ip())) => None,
         [] => Some(match egress_network(objects, cluster, addr.ip(), client) {
-            Some(network) => of_egress_network(objects, network, addr.port(), client),
+            Some(network) => of_egress_network(objects, cluster, network, addr.port(), client),
             None => json!({"outside": addr.to_string()}),
         }),
         _ => None,
@@ -21,7 +21,13 @@ pub(super) fn of_address(objects: &Objects<'_>, cluster: &Cluster, addr: SocketA
 }
 
 /// The policy towards a Service by its name.
-pub(super) fn of_service(objects: &Objects<'_>, (of, service): (&str, &str), port: u16, client: &str) -> Value {
+pub(super) fn of_service(
+    objects: &Objects<'_>,
+    cluster: &Cluster,
+    (of, service): (&str, &str),
+    port: u16,
+    client: &str,
+) -> Value {
     let object = objects.find("Service", of, service);
     let opaque = match object {
         Some(object) => is_opaque(object, port, |wanted| service_ports(object, wanted)),
@@ -31,7 +37,7 @@ pub(super) fn of_service(objects: &Objects<'_>, (of, service): (&str, &str), por
     let has_parent = object.is_some_and(|object| !cluster_ips(object).is_empty());
     let parent = object.unwrap_or(&Value::Null);
     let attached = |kind: &str| {
-        let routes = attached(objects, kind, ("Service", parent), (of, service), port, client);
+        let routes = attached(objects, cluster, kind, ("Service", parent), (of, service), port, client);
         if has_parent { routes } else { Vec::new() }
     };
     let app = object.and_then(|object| declared(object, port)?["appProtocol"].as_str());
@@ -65,6 +71,7 @@ fn detected(attached: impl Fn(&str) -> Vec<Value>) -> (&'static str, Vec<Value>)
 /// Routes of a kind at a port of a parent for clients of a namespace, the oldest first, then by name.
 fn attached(
     objects: &Objects<'_>,
+    cluster: &Cluster,
     kind: &str,
     (parent, parent_object): (&str, &Value),
     (of, named): (&str, &str),
@@ -118,7 +125,9 @@ fn attached(
                     parent == "EgressNetwork"
                         && (of, named_backend) == (parent_namespace(route, parent, named).unwrap_or_default(), named)
                 } else {
+                    let needs_grant = cluster.require_reference_grants && of != namespace(route);
                     objects.find("Service", of, named_backend).is_some()
+                        && (!needs_grant || is_granted(objects, route, of, named_backend))
                 };
                 let weight = backend["weight"].as_u64().unwrap_or(1);
                 let filters = traffic::outbound_filters(route, &backend["filters"], false);
@@ -139,6 +148,18 @@ fn attached(
         json!({"route": format!("{} {}/{}", group(route), namespace(route), name(route)), "rules": rules})
     });
     described.collect()
+}
+
+/// Not Linkerd's: whether a ReferenceGrant lets the route send traffic to a Service of another namespace.
+fn is_granted(objects: &Objects<'_>, route: &Value, of: &str, service: &str) -> bool {
+    objects.within("ReferenceGrant", of).any(|grant| {
+        let is_from = |from: &Value| {
+            (text(&from["group"]), &from["kind"], text(&from["namespace"]))
+                == (group(route), &route["kind"], namespace(route))
+        };
+        let is_to = |to: &Value| to["kind"] == "Service" && (to["name"].is_null() || to["name"] == service);
+        list(&grant["spec"]["from"]).iter().any(is_from) && list(&grant["spec"]["to"]).iter().any(is_to)
+    })
 }
 
 /// The namespace of the parent of this name.
@@ -175,9 +196,9 @@ fn overlaps(cluster: &Cluster, network: &Value) -> bool {
     cidrs.any(|cidr| cluster.networks.iter().any(|own| own.contains(&cidr.addr()) || cidr.contains(&own.addr())))
 }
 
-fn of_egress_network(objects: &Objects<'_>, network: &Value, port: u16, client: &str) -> Value {
+fn of_egress_network(objects: &Objects<'_>, cluster: &Cluster, network: &Value, port: u16, client: &str) -> Value {
     let of = (namespace(network), name(network));
-    let attached = |kind: &str| attached(objects, kind, ("EgressNetwork", network), of, port, client);
+    let attached = |kind: &str| attached(objects, cluster, kind, ("EgressNetwork", network), of, port, client);
     let opaque = is_opaque(network, port, |_| Vec::new());
     let (protocol, routes) = if opaque { ("opaque", attached("TCPRoute")) } else { detected(attached) };
     json!({"network": format!("{}/{}", of.0, of.1), "policy": network["spec"]["trafficPolicy"], "protocol": protocol,
