@@ -269,9 +269,9 @@ impl Store {
             return true;
         }
         let from = Key::new(&service.namespace, "");
-        let grants = self.reference_grants.range(from..).take_while(|(key, _)| key.namespace == service.namespace);
+        let mut grants = self.reference_grants.range(from..).take_while(|(key, _)| key.namespace == service.namespace);
         let RouteId { kind, key } = route;
-        grants.into_iter().any(|(_, grant)| grant.permits(kind.group(), kind.name(), &key.namespace, &service.name))
+        grants.any(|(_, grant)| grant.permits(kind.group(), kind.name(), &key.namespace, &service.name))
     }
 
     /// The EgressNetworks of a namespace.

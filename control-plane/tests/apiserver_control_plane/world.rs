@@ -143,19 +143,21 @@ impl World {
 
     /// A replica with this name in the election of the writer of statuses.
     pub(crate) async fn policy_named(&self, identity: &str) -> Process {
-        let arguments = ["policy", "--policy-addr", "127.0.0.1:0", "--controller-namespace", &self.namespace];
-        Process::start(&[&arguments[..], &["--lease-identity", identity]].concat())
+        self.policy_with(&["--lease-identity", identity])
+    }
+
+    pub(crate) async fn policy_as(&self, kubeconfig: &str) -> Process {
+        self.policy_with(&["--kubeconfig", kubeconfig, "--lease-identity", "policy"])
     }
 
     /// One that lets routes refer to Services of other namespaces only where a ReferenceGrant permits it.
     pub(crate) async fn policy_with_grants(&self) -> Process {
-        let arguments = ["policy", "--policy-addr", "127.0.0.1:0", "--controller-namespace", &self.namespace];
-        Process::start(&[&arguments[..], &["--lease-identity", "policy", "--require-reference-grants"]].concat())
+        self.policy_with(&["--require-reference-grants", "--lease-identity", "policy"])
     }
 
-    pub(crate) async fn policy_as(&self, kubeconfig: &str) -> Process {
+    fn policy_with(&self, more: &[&str]) -> Process {
         let arguments = ["policy", "--policy-addr", "127.0.0.1:0", "--controller-namespace", &self.namespace];
-        Process::start(&[&arguments[..], &["--kubeconfig", kubeconfig, "--lease-identity", "policy"]].concat())
+        Process::start(&[&arguments[..], more].concat())
     }
 
     pub(crate) async fn identity_as(&self, kubeconfig: Option<&str>, certificates: &tempfile::TempDir) -> Process {

@@ -66,18 +66,16 @@ mod tests {
             let from = json!({"group": "gateway.networking.k8s.io", "kind": "HTTPRoute", "namespace": "shop"});
             serde_json::from_value(json!({"from": [from], "to": [to]})).unwrap()
         };
-        let permits = |grant: &ReferenceGrantSpec, group: &str, kind: &str, namespace: &str, service: &str| {
-            grant.permits(group, kind, namespace, service)
-        };
-        let (gateway, all) = ("gateway.networking.k8s.io", grant(json!({"group": "", "kind": "Service"})));
-        assert!(permits(&all, gateway, "HTTPRoute", "shop", "web"));
-        assert!(!permits(&all, gateway, "GRPCRoute", "shop", "web"));
-        assert!(!permits(&all, "policy.linkerd.io", "HTTPRoute", "shop", "web"));
-        assert!(!permits(&all, gateway, "HTTPRoute", "other", "web"));
+        let gateway = "gateway.networking.k8s.io";
+        let all = grant(json!({"group": "", "kind": "Service"}));
+        assert!(all.permits(gateway, "HTTPRoute", "shop", "web"));
+        assert!(!all.permits(gateway, "GRPCRoute", "shop", "web"));
+        assert!(!all.permits("policy.linkerd.io", "HTTPRoute", "shop", "web"));
+        assert!(!all.permits(gateway, "HTTPRoute", "other", "web"));
         let one = grant(json!({"group": "", "kind": "Service", "name": "web"}));
-        assert!(permits(&one, gateway, "HTTPRoute", "shop", "web"));
-        assert!(!permits(&one, gateway, "HTTPRoute", "shop", "api"));
+        assert!(one.permits(gateway, "HTTPRoute", "shop", "web"));
+        assert!(!one.permits(gateway, "HTTPRoute", "shop", "api"));
         let other = grant(json!({"group": "", "kind": "Secret"}));
-        assert!(!permits(&other, gateway, "HTTPRoute", "shop", "web"));
+        assert!(!other.permits(gateway, "HTTPRoute", "shop", "web"));
     }
 }
