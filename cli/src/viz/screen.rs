@@ -125,11 +125,13 @@ impl Screen {
 
     /// Draws a text; what is wider or longer than the terminal is cut.
     pub(super) fn draw(&mut self, text: &str) -> Result<()> {
-        let (_, rows) = terminal::size().unwrap_or((80, 24));
+        let (columns, rows) = terminal::size().unwrap_or((80, 24));
         let mut out = io::BufWriter::with_capacity(64 << 10, io::stdout().lock());
         queue!(out, terminal::BeginSynchronizedUpdate, cursor::MoveTo(0, 0))?;
         let text = printable::lines(text).into_owned();
         for (index, line) in text.lines().take(rows.into()).enumerate() {
+            // Not every terminal can be told not to wrap lines; those that can also cut wide characters.
+            let line: String = line.chars().take(columns.into()).collect();
             queue!(
                 out,
                 cursor::MoveTo(0, u16::try_from(index).unwrap_or(u16::MAX)),
