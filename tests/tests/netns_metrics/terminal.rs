@@ -87,8 +87,17 @@ impl Terminal {
         self.seen.lock().unwrap().bytes.windows(part.len()).filter(|bytes| *bytes == part.as_bytes()).count()
     }
 
+    /// Waits until the program ends.
     pub(super) fn end(&mut self) -> ExitStatus {
-        self.child.wait().unwrap()
+        let began = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            let shown = self.shown();
+            assert!(began.elapsed() < WITHIN, "it goes on, and shows: {shown}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 }
 
