@@ -9,6 +9,7 @@
 
 use std::{
     fs,
+    io::{IsTerminal as _, stdin},
     panic::resume_unwind,
     path::{Path, PathBuf},
     process::{self, Command},
@@ -45,6 +46,9 @@ const FOREIGN: [&str; 4] = ["h2spec", "grpc-interop", "otelcol", "promtool"];
 const WITH_BROWSER: &str = "netns_dashboard";
 /// What tests in a cluster are given, beside what every test has.
 const CLUSTER_VARIABLES: [&str; 3] = ["KUBECONFIG", "PATH", "WEFT_KUBE_AUDIT_LOG"];
+/// How long one test program may take, several times what the longest one does. One that hangs is ended long before CI
+/// gives up, so that the levels after it are still run and its name is said.
+const LONGEST: &str = "25m";
 /// Says for errors what `RUST_BACKTRACE` says for panics, where it is set ([`std::backtrace`]).
 const ERROR_BACKTRACE: &str = "RUST_LIB_BACKTRACE";
 
@@ -327,7 +331,7 @@ fn cargo_test(
     let mut cargo = command::cargo();
     cargo
         .current_dir(&workspace.root)
-        .args(["test", "--workspace", "--no-fail-fast"])
+        .args(["test", "--workspace", "--no-fail-fast", "--config", &bounded()])
         .args(selection)
         .arg("--")
         .args(&args.filter)
@@ -345,6 +349,15 @@ fn cargo_test(
     let with_words =
         |error| if failures.said.is_empty() { error } else { anyhow!("{error}:\n{}", failures.said.trim_end()) };
     run.map_err(with_words)
+}
+
+/// Cargo's setting that ends a test program after [`LONGEST`], with everything that it started. At a terminal it stays in the
+/// foreground, or Ctrl-C would not reach it.
+fn bounded() -> String {
+    let foreground = if stdin().is_terminal() { "\"--foreground\", " } else { "" };
+    format!(
+        "target.'cfg(target_os = \"linux\")'.runner = [\"timeout\", \"--verbose\", {foreground}\"--kill-after=30s\", \"{LONGEST}\"]"
+    )
 }
 
 /// What the tests that failed had to say: of the output of libtest, which all of our test programs share, the lines from
