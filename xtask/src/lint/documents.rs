@@ -10,7 +10,7 @@ use super::{
 };
 
 /// File that defines the words of traces and metrics.
-const VERDICTS: &str = "ebpf-abi/src/verdict.rs";
+const VERDICTS: &str = "ebpf/abi/src/verdict.rs";
 /// Document that explains each of them.
 const VERDICTS_EXPLAINED: &str = "docs/interception.md";
 

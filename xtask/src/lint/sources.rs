@@ -10,7 +10,7 @@ const LONGEST_FILE: usize = 600;
 /// Files in which `unsafe` is allowed, with the reason; everywhere else the compiler refuses it.
 const UNSAFE_ALLOWED: [(&str, &str); 4] = [
     ("ebpf/", "kernel programs handle raw pointers"),
-    ("ebpf-abi/src/user.rs", "the `Pod` implementations of what kernel and user space share"),
+    ("ebpf/abi/src/user.rs", "the `Pod` implementations of what kernel and user space share"),
     ("agent/src/datapath/bpf.rs", "bpf(2) calls that the loader has no function for"),
     ("agent/tests/truth_table/raw.rs", "system calls of kinds of sockets that no safe crate offers"),
 ];
