@@ -1,9 +1,9 @@
 //! `kube`: a real Kubernetes on this machine, for the tests and for developers.
 //!
-//! One cluster is one node with its own network namespace and mount namespace. Everything that it has on the host is
-//! under [`STATE`] and [`DATA`], in control groups with its name, and in one pair of interfaces; [`down`] removes
-//! exactly these, whether the cluster is running or died half way. Several clusters with different names can run at
-//! once.
+//! One cluster is one machine or several, each with its own network namespace and mount namespace. Everything that it has on
+//! the host is under [`STATE`] and [`DATA`], in control groups and network namespaces with its name, and in one pair of
+//! interfaces; [`down`] removes exactly these, whether the cluster is running or died half way. Several clusters with
+//! different names can run at once.
 
 mod cgroup;
 mod cluster;
@@ -32,15 +32,16 @@ use crate::{
     tools::Tools,
 };
 use cgroup::Cgroup;
-use cluster::{Cluster, DATA, Kind, STATE, find, lock, names, parse_name, scope};
+use cluster::{Cluster, DATA, STATE, find, lock, names, parse_name, scope};
 use node::Node;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   cargo xtask kube up                               a cluster with Weft's images in it
   eval \"$(cargo xtask kube env)\"; kubectl get pods -A
+  cargo xtask kube up --name ha --nodes 3           another one beside it, with three nodes
   cargo xtask kube up --name api --control-plane-only
-                                                    a second one: an API server without a node, in seconds
+                                                    an API server without a node, in seconds
   cargo xtask kube status -o json
   cargo xtask kube down --all
 
@@ -56,8 +57,11 @@ enum KubeCommand {
     Up {
         #[command(flatten)]
         name: Name,
+        /// How many nodes run pods, at least; the first has the control plane, too
+        #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=9))]
+        nodes: u8,
         /// etcd, API server and controllers, without a node that runs pods
-        #[arg(long)]
+        #[arg(long, conflicts_with = "nodes")]
         control_plane_only: bool,
         /// Leave Weft's images out instead of building and loading them
         #[arg(long)]
@@ -114,14 +118,13 @@ enum Format {
 /// Runs the subcommand.
 pub(crate) fn run(args: &Args) -> Result<()> {
     match &args.command {
-        KubeCommand::Up { name, control_plane_only, no_images, no_build } => {
+        KubeCommand::Up { name, nodes, control_plane_only, no_images, no_build } => {
             let images = match (*no_images || *control_plane_only, *no_build) {
                 (true, _) => Images::None,
                 (false, true) => Images::LastBuilt,
                 (false, false) => Images::Built,
             };
-            let kind = if *control_plane_only { Kind::ControlPlane } else { Kind::Node };
-            let cluster = ensure(&name.name, kind, images)?;
+            let cluster = ensure(&name.name, if *control_plane_only { 0 } else { *nodes }, images)?;
             step(&format!("the cluster {0} is ready: eval \"$(cargo xtask kube env --name {0})\"", cluster.name));
             Ok(())
         }
@@ -157,11 +160,11 @@ enum Images {
     Built,
 }
 
-/// A cluster of that name, at least of that kind, with those images: the one that runs, or a new one.
+/// A cluster of that name, with at least so many nodes, with those images: the one that runs, or a new one.
 ///
 /// # Errors
 /// When something that it takes is missing and cannot be installed, or a component does not start.
-fn ensure(name: &str, kind: Kind, images: Images) -> Result<Cluster> {
+fn ensure(name: &str, nodes: u8, images: Images) -> Result<Cluster> {
     if !command::is_root() {
         bail!("a cluster needs namespaces and mounts of its own: run this as root");
     }
@@ -177,10 +180,10 @@ fn ensure(name: &str, kind: Kind, images: Images) -> Result<Cluster> {
     };
     let _lock = lock(name)?;
     let cluster = match Cluster::load(name) {
-        Some(found) if found.is_well(&tools) && (found.kind == kind || found.kind == Kind::Node) => found,
+        Some(found) if found.is_well(&tools) && found.nodes >= nodes => found,
         _ => {
             remove(name)?;
-            start(name, kind, &tools).with_context(|| {
+            start(name, nodes, &tools).with_context(|| {
                 format!("start {name} (`cargo xtask kube down --name {name}` removes what there is of it)")
             })?
         }
@@ -207,26 +210,30 @@ fn down(name: &str) -> Result<()> {
     Ok(())
 }
 
-fn start(name: &str, kind: Kind, tools: &Tools) -> Result<Cluster> {
+fn start(name: &str, nodes: u8, tools: &Tools) -> Result<Cluster> {
     let started = Instant::now();
     let since = |what: &str| step(&format!("{name}: {what} ({} s)", started.elapsed().as_secs()));
     let mut cluster = {
         // Two new clusters must not choose the same network.
         let _lock = lock(".network")?;
-        let cluster = Cluster { name: name.to_owned(), subnet: network::free_subnet()?, kind, complete: false };
+        let cluster = Cluster { name: name.to_owned(), subnet: network::free_subnet()?, nodes, complete: false };
         cluster.save()?;
         network::create(&cluster)?;
         cluster
     };
-    let cgroup = Cgroup::named(&cluster.scope())?;
-    cgroup.create()?;
     since("start etcd and the API server");
-    let mut node = Node::prepare(&cluster, tools, &cgroup)?;
-    node.start_control_plane()?;
+    let mut first = Node::prepare(&cluster, cluster.first(), tools)?;
+    let pki = first.start_control_plane()?;
     since("the API server is ready");
-    if kind == Kind::Node {
-        node.start_kubelet()?;
-        since("the node is ready");
+    if nodes > 0 {
+        first.start_scheduler()?;
+        let mut all = vec![first];
+        for machine in cluster.machines().skip(1) {
+            all.push(Node::prepare(&cluster, machine, tools)?);
+        }
+        all.iter_mut().try_for_each(|node| node.start_kubelet(&pki))?;
+        all.iter_mut().try_for_each(Node::wait_until_ready)?;
+        since(if nodes == 1 { "the node is ready" } else { "the nodes are ready" });
         start_dns(&cluster, tools)?;
         since("DNS answers");
     }
@@ -235,27 +242,27 @@ fn start(name: &str, kind: Kind, tools: &Tools) -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// Gives the node the images that a cluster itself needs and starts CoreDNS.
+/// Gives the nodes the images that a cluster itself needs and starts CoreDNS.
 fn start_dns(cluster: &Cluster, tools: &Tools) -> Result<()> {
     let coredns = format!("localhost/coredns:{}", Tools::coredns_version());
     for (name, program) in [(node::PAUSE_IMAGE, "pause"), (&coredns, "coredns")] {
         let mut files = Files::default();
         files.add_program(program, &tools.program(program))?;
         let (layer, entrypoint) = (Layer::pack(&files)?, format!("/{program}"));
-        let archive = cluster.data().join(format!("{program}.tar"));
+        let archive = cluster.first().data().join(format!("{program}.tar"));
         let architecture = Processor::native()?.debian();
         let image = Image { name, architecture, layers: &[&layer], entrypoint: &entrypoint, user: "0:0", labels: &[] };
         image.write(&archive)?;
         node::import(cluster, &archive)?;
         fs::remove_file(&archive).with_context(|| format!("remove {}", archive.display()))?;
     }
-    let manifest = cluster.config().join("coredns.yaml");
+    let manifest = cluster.first().config().join("coredns.yaml");
     let text = include_str!("kube/coredns.yaml").replace("VERSION", Tools::coredns_version());
     fs::write(&manifest, text).context("write coredns.yaml")?;
     cluster.kubectl(tools, &["apply", "-f", &manifest.display().to_string()])?;
     let rollout =
         ["-n", "kube-system", "rollout", "status", "deployment/coredns", "--timeout=120s", "--request-timeout=0"];
-    cluster.kubectl(tools, &rollout).with_context(|| cluster.tail("kubelet"))?;
+    cluster.kubectl(tools, &rollout).with_context(|| cluster.first().tail("kubelet"))?;
     Ok(())
 }
 
@@ -294,11 +301,11 @@ fn status(format: Format) -> Result<()> {
         all.push(json!({
             "name": name,
             "ready": ready,
-            "node": cluster.kind == Kind::Node,
-            "server": format!("https://{}:6443", cluster.node_address()),
+            "nodes": cluster.nodes,
+            "server": format!("https://{}:6443", cluster.first().address()),
             "kubeconfig": cluster.kubeconfig(),
             "auditLog": cluster.audit_log(),
-            "logs": cluster.state().join("log"),
+            "logs": cluster.machines().map(|machine| machine.state().join("log")).collect::<Vec<_>>(),
             "processes": Cgroup::named(&cluster.scope())?.processes().len(),
             "path": tools.path_directories(),
         }));
@@ -308,12 +315,16 @@ fn status(format: Format) -> Result<()> {
         Format::Text if all.is_empty() => println!("no cluster; cargo xtask kube up starts one"),
         Format::Text => {
             for cluster in &all {
-                let word = |key: &str, yes, no| if cluster[key] == true { yes } else { no };
+                let nodes = match cluster["nodes"].as_u64() {
+                    Some(0) | None => "control plane".to_owned(),
+                    Some(1) => "1 node".to_owned(),
+                    Some(nodes) => format!("{nodes} nodes"),
+                };
                 println!(
                     "{:<12} {:<10} {:<14} {:>3} processes  {}",
                     cluster["name"].as_str().unwrap_or_default(),
-                    word("ready", "ready", "not ready"),
-                    word("node", "node", "control plane"),
+                    if cluster["ready"] == true { "ready" } else { "not ready" },
+                    nodes,
                     cluster["processes"],
                     cluster["kubeconfig"].as_str().unwrap_or_default()
                 );

@@ -1,7 +1,8 @@
 //! The control groups of one cluster: one directory in every hierarchy, and nothing outside it.
 //!
-//! Every process of a cluster is in them, the components in `node` and the pods where the kubelet puts them, so that
-//! the group determines which processes to end, without a list of process ids that could have been reused.
+//! Every process of a cluster is below them, in a group of its machine: the components in `components` and the pods where the
+//! kubelet puts them, so that the group determines which processes to end, without a list of process ids that could have
+//! been reused.
 
 use std::{
     fs, io,
@@ -15,7 +16,10 @@ use anyhow::{Context, Result, bail};
 /// How long killed processes may take to exit.
 const END: Duration = Duration::from_secs(20);
 
-/// The groups of a cluster.
+/// The group of a machine's components, in the machine's group.
+const COMPONENTS: &str = "components";
+
+/// The groups of a cluster, or of one of its machines.
 #[derive(Debug)]
 pub(crate) struct Cgroup {
     /// Mount points of the hierarchies, version 1 and 2.
@@ -51,13 +55,14 @@ impl Cgroup {
     /// When a hierarchy is read-only.
     pub(crate) fn create(&self) -> Result<()> {
         for hierarchy in &self.hierarchies {
-            let own = hierarchy.mount.join(&self.name);
-            for group in [&own, &own.join("node")] {
-                match fs::create_dir(group) {
+            let mut group = hierarchy.mount.clone();
+            for name in self.name.split('/').chain([COMPONENTS]) {
+                group.push(name);
+                match fs::create_dir(&group) {
                     Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                         return Err(error).with_context(|| format!("create {}", group.display()));
                     }
-                    _ => prepare(group),
+                    _ => prepare(&group),
                 }
             }
         }
@@ -65,8 +70,8 @@ impl Cgroup {
     }
 
     /// The group of the components, in every hierarchy.
-    pub(crate) fn node(&self) -> Vec<PathBuf> {
-        self.hierarchies.iter().map(|hierarchy| hierarchy.mount.join(&self.name).join("node")).collect()
+    pub(crate) fn components(&self) -> Vec<PathBuf> {
+        self.hierarchies.iter().map(|hierarchy| hierarchy.mount.join(&self.name).join(COMPONENTS)).collect()
     }
 
     /// Every process in the groups.
@@ -131,7 +136,7 @@ fn prepare(group: &Path) {
         }
     }
     // Version 2: children get a controller only if their parent passes it on. The group of the components is a leaf.
-    if !group.ends_with("node")
+    if !group.ends_with(COMPONENTS)
         && let Ok(controllers) = fs::read_to_string(parent.join("cgroup.controllers"))
     {
         for controller in controllers.split_whitespace() {

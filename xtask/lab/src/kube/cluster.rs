@@ -1,4 +1,4 @@
-//! One cluster on this machine: its parts, their paths and names; and the list of clusters.
+//! One cluster on this host: its machines, their paths, addresses and names; and the list of clusters.
 
 use std::{
     fs::{self, File},
@@ -17,24 +17,25 @@ pub(super) const STATE: &str = "/run/weft-kube";
 /// Large files: etcd's data, images, volumes. On disk, where overlayfs works.
 pub(super) const DATA: &str = "/var/lib/weft-kube";
 
-/// The kind of a cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Keep objects.
-    ControlPlane,
-    /// Keep objects and run pods.
-    Node,
-}
-
-/// A cluster on this machine.
+/// A cluster on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cluster {
     pub(super) name: String,
     /// The X of 10.88.X.0/24, which connects it to the host.
     pub(super) subnet: u8,
-    pub(super) kind: Kind,
+    /// How many of its machines run pods. With none, the first machine keeps objects and nothing else.
+    pub(super) nodes: u8,
     /// Whether its start was completed.
     pub(super) complete: bool,
+}
+
+/// A machine of a cluster: a network namespace, a mount namespace and control groups. The first has the control plane.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Machine {
+    cluster: String,
+    subnet: u8,
+    /// From 1.
+    pub(super) number: u8,
 }
 
 impl Cluster {
@@ -45,7 +46,7 @@ impl Cluster {
 
     /// One JSON object for every request to the API server.
     pub(crate) fn audit_log(&self) -> PathBuf {
-        self.state().join("log/audit.log")
+        self.first().log("audit")
     }
 
     /// Environment variables for users of the cluster. PATH contains `$PATH`, so that the tools come first.
@@ -68,7 +69,7 @@ impl Cluster {
         command::output(&mut kubectl)
     }
 
-    /// Name of control groups and network namespace.
+    /// Name of the control groups, and what names of network namespaces begin with.
     pub(super) fn scope(&self) -> String {
         scope(&self.name)
     }
@@ -77,20 +78,12 @@ impl Cluster {
         Path::new(STATE).join(&self.name)
     }
 
-    pub(super) fn data(&self) -> PathBuf {
-        Path::new(DATA).join(&self.name)
+    pub(super) fn machines(&self) -> impl Iterator<Item = Machine> {
+        (1..=self.nodes.max(1)).map(|number| Machine { cluster: self.name.clone(), subnet: self.subnet, number })
     }
 
-    pub(super) fn config(&self) -> PathBuf {
-        self.data().join("config")
-    }
-
-    pub(super) fn containerd(&self) -> PathBuf {
-        self.state().join("run/containerd/containerd.sock")
-    }
-
-    pub(super) fn netns(&self) -> PathBuf {
-        Path::new("/run/netns").join(self.scope())
+    pub(super) fn first(&self) -> Machine {
+        Machine { cluster: self.name.clone(), subnet: self.subnet, number: 1 }
     }
 
     /// The host's interface; the kernel allows 15 characters.
@@ -102,20 +95,89 @@ impl Cluster {
         format!("10.88.{}.1", self.subnet)
     }
 
-    pub(super) fn node_address(&self) -> String {
-        format!("10.88.{}.2", self.subnet)
-    }
-
     pub(super) fn host_address_v6(&self) -> String {
         format!("fd00:88:{}::1", self.subnet)
     }
 
-    pub(super) fn node_address_v6(&self) -> String {
-        format!("fd00:88:{}::2", self.subnet)
+    pub(super) fn save(&self) -> Result<()> {
+        fs::create_dir_all(self.state()).with_context(|| format!("create {}", self.state().display()))?;
+        let value = json!({ "subnet": self.subnet, "nodes": self.nodes, "complete": self.complete });
+        fs::write(self.state().join("cluster.json"), value.to_string()).context("write cluster.json")
     }
 
-    pub(super) fn node_name(&self) -> String {
-        format!("{}-node", self.name)
+    pub(super) fn load(name: &str) -> Option<Self> {
+        let text = fs::read_to_string(Path::new(STATE).join(name).join("cluster.json")).ok()?;
+        let value: Value = serde_json::from_str(&text).ok()?;
+        let number = |key: &str| value[key].as_u64()?.try_into().ok();
+        let (subnet, nodes) = (number("subnet")?, number("nodes")?);
+        Some(Self { name: name.to_owned(), subnet, nodes, complete: value["complete"] != false })
+    }
+
+    pub(super) fn is_well(&self, tools: &Tools) -> bool {
+        self.complete
+            && self.kubectl(tools, &["get", "--raw", "/readyz"]).is_ok()
+            && self.machines().take(self.nodes.into()).all(|machine| self.is_node_ready(tools, &machine))
+    }
+
+    pub(super) fn is_node_ready(&self, tools: &Tools, machine: &Machine) -> bool {
+        let status = "jsonpath={.status.conditions[?(@.type=='Ready')].status}";
+        self.kubectl(tools, &["get", "node", &machine.name(), "-o", status]).is_ok_and(|status| status == "True")
+    }
+}
+
+impl Machine {
+    /// The name of its node.
+    pub(super) fn name(&self) -> String {
+        format!("{}-node{}", self.cluster, self.number)
+    }
+
+    /// The part that its paths and control groups have beside those of other machines of the cluster.
+    pub(super) fn directory(&self) -> String {
+        format!("node{}", self.number)
+    }
+
+    pub(super) fn state(&self) -> PathBuf {
+        Path::new(STATE).join(&self.cluster).join(self.directory())
+    }
+
+    pub(super) fn data(&self) -> PathBuf {
+        Path::new(DATA).join(&self.cluster).join(self.directory())
+    }
+
+    pub(super) fn config(&self) -> PathBuf {
+        self.data().join("config")
+    }
+
+    pub(super) fn containerd(&self) -> PathBuf {
+        self.state().join("run/containerd/containerd.sock")
+    }
+
+    /// The name of its network namespace, which is of no other cluster: names of clusters have no dot.
+    pub(super) fn namespace(&self) -> String {
+        format!("{}.{}", scope(&self.cluster), self.number)
+    }
+
+    pub(super) fn netns(&self) -> PathBuf {
+        Path::new("/run/netns").join(self.namespace())
+    }
+
+    /// The group of its components and pods, in every hierarchy.
+    pub(super) fn group(&self) -> String {
+        format!("{}/{}", scope(&self.cluster), self.directory())
+    }
+
+    pub(super) fn address(&self) -> String {
+        format!("10.88.{}.{}", self.subnet, self.number + 1)
+    }
+
+    pub(super) fn address_v6(&self) -> String {
+        format!("fd00:88:{}::{}", self.subnet, self.number + 1)
+    }
+
+    /// The networks of its pods, IPv4 first.
+    pub(super) fn pods(&self) -> [String; 2] {
+        let third = self.number - 1;
+        [format!("10.244.{third}.0/24"), format!("fd00:10:244:{third}::/64")]
     }
 
     pub(super) fn log(&self, component: &str) -> PathBuf {
@@ -130,32 +192,6 @@ impl Cluster {
         let lines: Vec<_> = text.lines().collect();
         let last = lines[lines.len().saturating_sub(LINES)..].join("\n  ");
         format!("{} ends with:\n  {last}", log.display())
-    }
-
-    pub(super) fn save(&self) -> Result<()> {
-        fs::create_dir_all(self.state()).with_context(|| format!("create {}", self.state().display()))?;
-        let value = json!({ "subnet": self.subnet, "node": self.kind == Kind::Node, "complete": self.complete });
-        fs::write(self.state().join("cluster.json"), value.to_string()).context("write cluster.json")
-    }
-
-    pub(super) fn load(name: &str) -> Option<Self> {
-        let text = fs::read_to_string(Path::new(STATE).join(name).join("cluster.json")).ok()?;
-        let value: Value = serde_json::from_str(&text).ok()?;
-        let kind = if value["node"] == true { Kind::Node } else { Kind::ControlPlane };
-        let subnet = value["subnet"].as_u64()?.try_into().ok()?;
-        Some(Self { name: name.to_owned(), subnet, kind, complete: value["complete"] != false })
-    }
-
-    pub(super) fn is_well(&self, tools: &Tools) -> bool {
-        let has_node = self.kind == Kind::Node;
-        self.complete
-            && self.kubectl(tools, &["get", "--raw", "/readyz"]).is_ok()
-            && (!has_node || self.is_node_ready(tools))
-    }
-
-    pub(super) fn is_node_ready(&self, tools: &Tools) -> bool {
-        let status = "jsonpath={.status.conditions[?(@.type=='Ready')].status}";
-        self.kubectl(tools, &["get", "node", &self.node_name(), "-o", status]).is_ok_and(|status| status == "True")
     }
 }
 
@@ -215,7 +251,7 @@ mod tests {
 
     #[test]
     fn the_interface_has_a_name_that_the_kernel_takes() {
-        let cluster = Cluster { name: "a".repeat(24), subnet: 250, kind: Kind::Node, complete: true };
+        let cluster = Cluster { name: "a".repeat(24), subnet: 250, nodes: 1, complete: true };
         assert!(cluster.link().len() <= 15, "{}", cluster.link());
     }
 }

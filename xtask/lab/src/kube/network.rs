@@ -1,44 +1,79 @@
-//! The network of one cluster: its own namespace, and a pair of interfaces through which the host reaches its API
-//! server.
+//! The network of one cluster: a namespace for each of its machines, and pairs of interfaces.
+//!
+//! One pair connects the first machine to the host, which reaches the API server through it. The other machines are
+//! connected to the first, which routes between them and their pods, so that no rule of the host's firewall matters.
 
 use std::{collections::BTreeSet, path::Path, process::Command};
 
 use anyhow::{Context, Result};
 use weft_xtask::command;
 
-use super::Cluster;
+use super::cluster::{Cluster, Machine};
 
-/// The node forwards, and does not ask who else has the addresses of the pods' links.
+/// A machine forwards, and does not ask who else has the addresses of its links.
 const SETTINGS: &str = "cd /proc/sys/net && echo 1 >ipv4/ip_forward && echo 1 >ipv6/conf/all/forwarding && \
                         echo 0 >ipv6/conf/default/accept_dad";
+/// The first machine answers on the host's network for what is behind it.
+const BEHIND: &str = "echo 1 >/proc/sys/net/ipv4/conf/eth0/proxy_arp";
 
-/// Creates namespace and interfaces.
+/// Creates namespaces and interfaces.
 ///
 /// # Errors
 /// When `ip` fails, with its reason.
 pub(crate) fn create(cluster: &Cluster) -> Result<()> {
-    let (ns, link) = (cluster.scope(), cluster.link());
-    ip(&["netns", "add", &ns])?;
-    ip(&["link", "add", &link, "type", "veth", "peer", "name", "eth0", "netns", &ns])?;
-    ip(&["addr", "add", &format!("{}/24", cluster.host_address()), "dev", &link])?;
-    // Nobody else has these addresses; without a look for it they are there at once.
-    let of_host = cluster.host_address_v6();
-    ip(&["addr", "add", &format!("{of_host}/64"), "dev", &link, "nodad"])?;
-    ip(&["link", "set", &link, "up"])?;
-    let inside = |arguments: &[&str]| ip(&[&["-n", &ns], arguments].concat());
-    inside(&["link", "set", "lo", "up"])?;
-    inside(&["addr", "add", &format!("{}/24", cluster.node_address()), "dev", "eth0"])?;
-    inside(&["addr", "add", &format!("{}/64", cluster.node_address_v6()), "dev", "eth0", "nodad"])?;
-    inside(&["link", "set", "eth0", "up"])?;
-    // Without a default route the kernel refuses Service addresses before kube-proxy sees them.
-    inside(&["route", "add", "default", "via", &cluster.host_address()])?;
-    inside(&["-6", "route", "add", "default", "via", &of_host])?;
-    let mut settings = Command::new("nsenter");
-    settings.arg(format!("--net={}", cluster.netns().display())).args(["sh", "-c", SETTINGS]);
-    command::output(&mut settings).map(drop)
+    let first = cluster.first();
+    for machine in cluster.machines() {
+        ip(&["netns", "add", &machine.namespace()])?;
+        inside(&machine, &["link", "set", "lo", "up"])?;
+        set(&machine, SETTINGS)?;
+        // The address of a pod that has just gone must not travel by the default route and come back.
+        for (family, pods) in ["-4", "-6"].into_iter().zip(machine.pods()) {
+            inside(&machine, &[family, "route", "add", "unreachable", &pods])?;
+        }
+    }
+    connect_to_host(cluster, &first)?;
+    cluster.machines().skip(1).try_for_each(|machine| connect(&machine, &first))
 }
 
-/// Removes both. Succeeds if there are none.
+fn connect_to_host(cluster: &Cluster, first: &Machine) -> Result<()> {
+    let (link, of_host) = (cluster.link(), cluster.host_address_v6());
+    ip(&["link", "add", &link, "type", "veth", "peer", "name", "eth0", "netns", &first.namespace()])?;
+    ip(&["addr", "add", &format!("{}/24", cluster.host_address()), "dev", &link])?;
+    // Nobody else has these addresses; without a look for it they are there at once.
+    ip(&["addr", "add", &format!("{of_host}/64"), "dev", &link, "nodad"])?;
+    ip(&["link", "set", &link, "up"])?;
+    inside(first, &["addr", "add", &format!("{}/24", first.address()), "dev", "eth0"])?;
+    inside(first, &["addr", "add", &format!("{}/64", first.address_v6()), "dev", "eth0", "nodad"])?;
+    inside(first, &["link", "set", "eth0", "up"])?;
+    set(first, BEHIND)?;
+    // Without a default route the kernel refuses Service addresses before kube-proxy sees them.
+    inside(first, &["route", "add", "default", "via", &cluster.host_address()])?;
+    inside(first, &["-6", "route", "add", "default", "via", &of_host])
+}
+
+/// Connects a machine to the first one, by addresses without a network and routes for all else.
+fn connect(machine: &Machine, first: &Machine) -> Result<()> {
+    let link = &machine.directory();
+    inside(first, &["link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", &machine.namespace()])?;
+    // IPv6 asks for neighbours by interface: the first machine has its address on each.
+    inside(first, &["addr", "add", &format!("{}/128", first.address_v6()), "dev", link, "nodad"])?;
+    inside(first, &["link", "set", link, "up"])?;
+    inside(machine, &["addr", "add", &format!("{}/32", machine.address()), "dev", "eth0"])?;
+    inside(machine, &["addr", "add", &format!("{}/128", machine.address_v6()), "dev", "eth0", "nodad"])?;
+    inside(machine, &["link", "set", "eth0", "up"])?;
+    let [pods, pods_v6] = machine.pods();
+    for (family, own, firsts, pods) in
+        [("-4", machine.address(), first.address(), pods), ("-6", machine.address_v6(), first.address_v6(), pods_v6)]
+    {
+        inside(first, &[family, "route", "add", &own, "dev", link, "src", &firsts])?;
+        inside(first, &[family, "route", "add", &pods, "via", &own, "dev", link, "src", &firsts])?;
+        inside(machine, &[family, "route", "add", &firsts, "dev", "eth0"])?;
+        inside(machine, &[family, "route", "add", "default", "via", &firsts, "dev", "eth0"])?;
+    }
+    Ok(())
+}
+
+/// Removes all of it. Succeeds if there is none.
 ///
 /// # Errors
 /// When `ip` fails.
@@ -46,8 +81,8 @@ pub(crate) fn remove(cluster: &Cluster) -> Result<()> {
     if Path::new("/sys/class/net").join(cluster.link()).exists() {
         ip(&["link", "del", &cluster.link()])?;
     }
-    if cluster.netns().exists() {
-        ip(&["netns", "del", &cluster.scope()])?;
+    for machine in cluster.machines().filter(|machine| machine.netns().exists()) {
+        ip(&["netns", "del", &machine.namespace()])?;
     }
     Ok(())
 }
@@ -65,6 +100,18 @@ pub(crate) fn free_subnet() -> Result<u8> {
 fn taken(routes: &str) -> BTreeSet<u8> {
     let subnet = |word: &str| word.strip_prefix("10.88.")?.split('.').next()?.parse().ok();
     routes.split_whitespace().filter_map(subnet).collect()
+}
+
+/// Runs `ip` for a machine.
+fn inside(machine: &Machine, arguments: &[&str]) -> Result<()> {
+    ip(&[&["-n", &machine.namespace()], arguments].concat()).map(drop)
+}
+
+/// Sets settings of a machine's network by a script.
+fn set(machine: &Machine, script: &str) -> Result<()> {
+    let mut nsenter = Command::new("nsenter");
+    nsenter.arg(format!("--net={}", machine.netns().display())).args(["sh", "-c", script]);
+    command::output(&mut nsenter).map(drop)
 }
 
 fn ip(arguments: &[&str]) -> Result<String> {

@@ -1,6 +1,6 @@
-//! The node of one cluster: its mount namespace, the components in it with their settings, and images.
+//! A machine of one cluster while it starts: its mount namespace, the components in it with their settings, and images.
 //!
-//! In the mount namespace `/run`, `/var/lib` and `/var/log` are the cluster's own directories, so that every program
+//! In the mount namespace `/run`, `/var/lib` and `/var/log` are the machine's own directories, so that every program
 //! uses the same paths as on any node and leaves nothing on the host. There is no network outside. Every pod has its
 //! own link (CNI's `ptp`): all traffic is routed, so that replies of a Service's pod on the same node pass connection
 //! tracking without br_netfilter, and no iptables rule is needed.
@@ -8,6 +8,7 @@
 use std::{
     fs::{self, File, Permissions},
     os::unix::fs::{PermissionsExt as _, symlink},
+    panic::resume_unwind,
     path::Path,
     process::{Child, Command, Stdio},
     thread,
@@ -17,7 +18,11 @@ use std::{
 use anyhow::{Context, Result, bail};
 use weft_xtask::command;
 
-use super::{Cluster, cgroup::Cgroup, pki::Pki};
+use super::{
+    cgroup::Cgroup,
+    cluster::{Cluster, Machine},
+    pki::Pki,
+};
 use crate::tools::Tools;
 
 /// Directory of the components' settings, as seen from inside.
@@ -39,7 +44,7 @@ const ENTER: &str = r#"for group in $0; do echo $$ >"$group/cgroup.procs" || :; 
 
 /// Creates the mount namespace, then holds it open.
 const MOUNTS: &str = include_str!("node/mounts.sh");
-/// Settings of the components as (name, text). `CGROUP` and `PAUSE` are filled in.
+/// Settings of the components as (name, text). `CGROUP`, `PAUSE`, `PODS_V4` and `PODS_V6` are filled in.
 const SETTINGS: [(&str, &str); 6] = [
     ("audit.yaml", include_str!("node/audit.yaml")),
     ("kubelet.yaml", include_str!("node/kubelet.yaml")),
@@ -49,9 +54,10 @@ const SETTINGS: [(&str, &str); 6] = [
     ("resolv.conf", "nameserver 10.96.0.10\n"),
 ];
 
-/// A cluster's node while it is being started.
+/// A machine while it is being started.
 pub(crate) struct Node<'a> {
     cluster: &'a Cluster,
+    machine: Machine,
     tools: &'a Tools,
     groups: String,
     path: std::ffi::OsString,
@@ -60,29 +66,27 @@ pub(crate) struct Node<'a> {
 }
 
 impl<'a> Node<'a> {
-    /// Writes settings and prepares the mount namespace.
+    /// Creates control groups, writes settings and prepares the mount namespace.
     ///
     /// # Errors
-    /// When a directory cannot be written or a mount is refused.
-    pub(crate) fn prepare(cluster: &'a Cluster, tools: &'a Tools, cgroup: &Cgroup) -> Result<Self> {
-        for directory in [cluster.state().join("log"), cluster.state().join("run"), cluster.config()] {
+    /// When a group or a directory cannot be written or a mount is refused.
+    pub(crate) fn prepare(cluster: &'a Cluster, machine: Machine, tools: &'a Tools) -> Result<Self> {
+        let cgroup = Cgroup::named(&machine.group())?;
+        cgroup.create()?;
+        for directory in [machine.state().join("log"), machine.state().join("run"), machine.config()] {
             fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
         }
-        let pki = Pki::create(&cluster.config(), &cluster.node_address(), &cluster.node_name())?;
-        pki.kubeconfig("admin", &cluster.kubeconfig())?;
-        for user in ["controller-manager", "scheduler", "proxy", "kubelet"] {
-            pki.kubeconfig(user, &cluster.config().join(format!("{user}.kubeconfig")))?;
-        }
-        write_settings(cluster)?;
-        let groups: Vec<_> = cgroup.node().iter().map(|group| group.display().to_string()).collect();
+        write_settings(&machine)?;
+        let groups: Vec<_> = cgroup.components().iter().map(|group| group.display().to_string()).collect();
         let path =
             std::env::join_paths(["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"])?;
-        let mut node = Self { cluster, tools, groups: groups.join(" "), path, holder: None, started: Vec::new() };
+        let groups = groups.join(" ");
+        let mut node = Self { cluster, machine, tools, groups, path, holder: None, started: Vec::new() };
+        let (state, data) = (node.machine.state(), node.machine.data());
         let holder = node.start("mounts", "unshare", |command| {
-            command.args(["--mount", "--propagation", "private", "sh", "-c", MOUNTS]);
-            command.arg(cluster.state()).arg(cluster.data());
+            command.args(["--mount", "--propagation", "private", "sh", "-c", MOUNTS]).arg(&state).arg(data);
         })?;
-        node.wait("mounts", || cluster.state().join("run/mounted").exists())?;
+        node.wait("mounts", |_| state.join("run/mounted").exists())?;
         node.holder = Some(holder);
         Ok(node)
     }
@@ -91,8 +95,13 @@ impl<'a> Node<'a> {
     ///
     /// # Errors
     /// When one of them ends or is not ready in time; the message ends with its log.
-    pub(crate) fn start_control_plane(&mut self) -> Result<()> {
-        let (cluster, tools) = (self.cluster, self.tools);
+    pub(crate) fn start_control_plane(&mut self) -> Result<Pki> {
+        let pki = Pki::create(&self.machine.config(), &self.machine.address())?;
+        pki.kubeconfig("admin", &self.cluster.kubeconfig())?;
+        for user in ["controller-manager", "scheduler"] {
+            pki.kubeconfig(user, &self.machine.config().join(format!("{user}.kubeconfig")))?;
+        }
+        let address = self.machine.address();
         let file = |name: &str| format!("{CONFIG}/{name}");
         self.start("etcd", &self.program("etcd"), |command| {
             command
@@ -103,7 +112,7 @@ impl<'a> Node<'a> {
         self.start("kube-apiserver", &self.program("kube-apiserver"), |command| {
             command
                 .args(["--etcd-servers=http://127.0.0.1:2379", "--secure-port=6443", "--allow-privileged=true"])
-                .arg(format!("--advertise-address={}", cluster.node_address()))
+                .arg(format!("--advertise-address={address}"))
                 .args(["--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction"])
                 .args([SERVICES, "--kubelet-preferred-address-types=InternalIP"])
                 .arg("--service-account-issuer=https://kubernetes.default.svc.cluster.local")
@@ -126,7 +135,8 @@ impl<'a> Node<'a> {
                 .arg(format!("--audit-policy-file={}", file("audit.yaml")))
                 .arg("--audit-log-path=/var/log/audit.log");
         })?;
-        self.wait("kube-apiserver", || cluster.kubectl(tools, &["get", "--raw", "/readyz"]).is_ok())?;
+        let asked = |node: &Self, arguments: &[&str]| node.cluster.kubectl(node.tools, arguments).is_ok();
+        self.wait("kube-apiserver", |node| asked(node, &["get", "--raw", "/readyz"]))?;
         self.start("kube-controller-manager", &self.program("kube-controller-manager"), |command| {
             command
                 .arg(format!("--kubeconfig={}", file("controller-manager.kubeconfig")))
@@ -138,29 +148,39 @@ impl<'a> Node<'a> {
                 .args(["--allocate-node-cidrs", PODS, SERVICES]);
         })?;
         // The first pod of a namespace needs it.
-        let account = ["get", "serviceaccount", "default"];
-        self.wait("kube-controller-manager", || cluster.kubectl(tools, &account).is_ok())
+        self.wait("kube-controller-manager", |node| asked(node, &["get", "serviceaccount", "default"]))?;
+        Ok(pki)
     }
 
-    /// Starts the components that run pods; returns when the node is ready.
+    /// Starts what decides which node a pod gets.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub(crate) fn start_scheduler(&mut self) -> Result<()> {
+        self.start("kube-scheduler", &self.program("kube-scheduler"), |command| {
+            command.arg(format!("--kubeconfig={CONFIG}/scheduler.kubeconfig")).arg("--leader-elect=false");
+        })?;
+        Ok(())
+    }
+
+    /// Starts the components that run pods; [`Self::wait_until_ready`] returns when they do.
     ///
     /// # Errors
     /// As [`Self::start_control_plane`].
-    pub(crate) fn start_kubelet(&mut self) -> Result<()> {
+    pub(crate) fn start_kubelet(&mut self, pki: &Pki) -> Result<()> {
         let config = |name: &str| format!("--kubeconfig={CONFIG}/{name}.kubeconfig");
-        let (cluster, tools, name) = (self.cluster, self.tools, self.cluster.node_name());
+        let (name, addresses) =
+            (self.machine.name(), format!("{},{}", self.machine.address(), self.machine.address_v6()));
+        pki.join(&name, &self.machine.address(), &self.machine.config())?;
         self.start("containerd", "containerd", |command| {
             command.arg("--config").arg(format!("{CONFIG}/containerd.toml"));
         })?;
-        self.start("kube-scheduler", &self.program("kube-scheduler"), |command| {
-            command.arg(config("scheduler")).arg("--leader-elect=false");
-        })?;
-        self.wait("containerd", || cluster.containerd().exists())?;
+        self.wait("containerd", |node| node.machine.containerd().exists())?;
         self.start("kubelet", &self.program("kubelet"), |command| {
             command
                 .arg(config("kubelet"))
                 .arg(format!("--config={CONFIG}/kubelet.yaml"))
-                .arg(format!("--node-ip={},{}", cluster.node_address(), cluster.node_address_v6()))
+                .arg(format!("--node-ip={addresses}"))
                 .arg(format!("--hostname-override={name}"));
         })?;
         self.start("kube-proxy", &self.program("kube-proxy"), |command| {
@@ -170,7 +190,15 @@ impl<'a> Node<'a> {
                 .args(["--proxy-mode=nftables", PODS, "--oom-score-adj=0"])
                 .args(["--conntrack-max-per-core=0", "--conntrack-min=0"]);
         })?;
-        self.wait("kubelet", || cluster.is_node_ready(tools))
+        Ok(())
+    }
+
+    /// Waits until pods can run here.
+    ///
+    /// # Errors
+    /// As [`Self::start_control_plane`].
+    pub(crate) fn wait_until_ready(&mut self) -> Result<()> {
+        self.wait("kubelet", |node| node.cluster.is_node_ready(node.tools, &node.machine))
     }
 
     fn program(&self, name: &str) -> String {
@@ -179,11 +207,11 @@ impl<'a> Node<'a> {
 
     /// Starts a program of the node that outlives this process; its output is its log.
     fn start(&mut self, name: &'static str, program: &str, arguments: impl FnOnce(&mut Command)) -> Result<u32> {
-        let log = File::create(self.cluster.log(name)).with_context(|| format!("create the log of {name}"))?;
+        let log = File::create(self.machine.log(name)).with_context(|| format!("create the log of {name}"))?;
         // `setsid`, so that it survives our terminal.
         let mut command = Command::new("setsid");
         command.args(["sh", "-c", ENTER, &self.groups, "nsenter"]);
-        command.arg(format!("--net={}", self.cluster.netns().display()));
+        command.arg(format!("--net={}", self.machine.netns().display()));
         command.args(self.holder.map(|pid| format!("--mount=/proc/{pid}/ns/mnt")));
         command.arg("--").arg(program);
         arguments(&mut command);
@@ -195,16 +223,16 @@ impl<'a> Node<'a> {
     }
 
     /// Waits for a component; an early exit of any of them ends the wait.
-    fn wait(&mut self, name: &str, is_ready: impl Fn() -> bool) -> Result<()> {
+    fn wait(&mut self, name: &str, is_ready: impl Fn(&Self) -> bool) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
-        while !is_ready() {
+        while !is_ready(self) {
             for (name, child) in &mut self.started {
                 if let Some(status) = child.try_wait().with_context(|| format!("look after {name}"))? {
-                    bail!("{name} ended ({status}); {}", self.cluster.tail(name));
+                    bail!("{name} ended ({status}); {}", self.machine.tail(name));
                 }
             }
             if Instant::now() > deadline {
-                bail!("{name} is not ready after {} s; {}", PATIENCE.as_secs(), self.cluster.tail(name));
+                bail!("{name} is not ready after {} s; {}", PATIENCE.as_secs(), self.machine.tail(name));
             }
             thread::sleep(Duration::from_millis(100));
         }
@@ -212,24 +240,33 @@ impl<'a> Node<'a> {
     }
 }
 
-/// Imports an image archive into the node.
+/// Imports an image archive into all nodes, side by side.
 ///
 /// # Errors
 /// When containerd refuses it.
 pub(crate) fn import(cluster: &Cluster, archive: &Path) -> Result<()> {
-    let mut import = Command::new("ctr");
-    import.arg("--address").arg(cluster.containerd()).args(["--namespace", "k8s.io", "images", "import"]).arg(archive);
-    command::output(&mut import).map(drop)
+    let import = |machine: &Machine| {
+        let mut import = Command::new("ctr");
+        import.arg("--address").arg(machine.containerd()).args(["--namespace", "k8s.io", "images", "import"]);
+        command::output(import.arg(archive)).map(drop)
+    };
+    let machines: Vec<_> = cluster.machines().collect();
+    thread::scope(|scope| {
+        let imports: Vec<_> = machines.iter().map(|machine| scope.spawn(|| import(machine))).collect();
+        imports.into_iter().try_for_each(|import| import.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    })
 }
 
-fn write_settings(cluster: &Cluster) -> Result<()> {
+fn write_settings(machine: &Machine) -> Result<()> {
+    let [pods, pods_v6] = machine.pods();
     for (name, text) in SETTINGS {
-        let path = cluster.config().join(name);
-        let text = text.replace("CGROUP", &cluster.scope()).replace("PAUSE", PAUSE_IMAGE);
+        let path = machine.config().join(name);
+        let text = text.replace("CGROUP", &machine.group()).replace("PAUSE", PAUSE_IMAGE);
+        let text = text.replace("PODS_V4", &pods).replace("PODS_V6", &pods_v6);
         fs::create_dir_all(path.parent().unwrap_or(&path)).with_context(|| format!("create for {}", path.display()))?;
         fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
     }
-    let own = cluster.config().join(NO_DAD);
+    let own = machine.config().join(NO_DAD);
     fs::set_permissions(&own, Permissions::from_mode(0o755)).context("make a CNI plugin executable")?;
     for plugin in ["host-local", "loopback", "portmap", "ptp"] {
         let link = own.with_file_name(plugin);

@@ -24,11 +24,11 @@ pub(crate) struct Pki {
 }
 
 impl Pki {
-    /// Creates everything that the components of a cluster at this address need.
+    /// Creates what the control plane of a cluster at this address needs, and what its nodes share.
     ///
     /// # Errors
     /// When `openssl` fails.
-    pub(crate) fn create(directory: &Path, address: &str, node: &str) -> Result<Self> {
+    pub(crate) fn create(directory: &Path, address: &str) -> Result<Self> {
         fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
         let pki = Self { directory: directory.to_path_buf(), server: format!("https://{address}:6443") };
         // The distribution's own file would add extensions of its choice.
@@ -44,13 +44,32 @@ impl Pki {
         pki.issue("controller-manager", "/CN=system:kube-controller-manager", None, "ca")?;
         pki.issue("scheduler", "/CN=system:kube-scheduler", None, "ca")?;
         pki.issue("proxy", "/CN=system:kube-proxy", None, "ca")?;
-        let of_node = format!("DNS:{node},IP:{address}");
-        pki.issue("kubelet", &format!("/O=system:nodes/CN=system:node:{node}"), Some(&of_node), "ca")?;
         pki.issue("front-proxy", "/CN=front-proxy-client", None, "front-proxy-ca")?;
         let (key, public) = (pki.file("service-account.key"), pki.file("service-account.pub"));
         openssl(&["genrsa", "-out", &key, "2048"])?;
         openssl(&["rsa", "-in", &key, "-pubout", "-out", &public])?;
         Ok(pki)
+    }
+
+    /// Creates what a node's kubelet needs, in the directory of its settings.
+    ///
+    /// # Errors
+    /// When `openssl` fails or a file cannot be written.
+    pub(crate) fn join(&self, name: &str, address: &str, config: &Path) -> Result<()> {
+        let alternatives = format!("DNS:{name},IP:{address}");
+        self.issue(name, &format!("/O=system:nodes/CN=system:node:{name}"), Some(&alternatives), "ca")?;
+        for (file, to) in [
+            (format!("{name}.crt"), "kubelet.crt"),
+            (format!("{name}.key"), "kubelet.key"),
+            ("ca.crt".into(), "ca.crt"),
+        ] {
+            let (file, to) = (self.directory.join(file), config.join(to));
+            if file != to {
+                fs::copy(&file, &to).with_context(|| format!("copy {} to {}", file.display(), to.display()))?;
+            }
+        }
+        self.kubeconfig(name, &config.join("kubelet.kubeconfig"))?;
+        self.kubeconfig("proxy", &config.join("proxy.kubeconfig"))
     }
 
     /// Writes a kubeconfig with a certificate's identity and without references to other files.

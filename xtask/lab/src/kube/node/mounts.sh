@@ -1,4 +1,4 @@
-# Makes a new mount namespace what a node has, then holds it open. $0 is the cluster's state directory, $1 its data.
+# Makes a new mount namespace what a node has, then holds it open. $0 is the machine's state directory, $1 its data.
 set -e
 # The kubelet writes kernel settings that no namespace confines. It finds files with the values that it wants in their
 # place, and the host's stay as they are.
