@@ -246,7 +246,8 @@ fn on_cluster(workspace: &Workspace, lab: &Lab, args: &Args, environment: &[(&st
         return cargo_test(workspace, &selection, args, &[environment, &[path]].concat(), Output::AtOnce);
     }
     step("tests in a Kubernetes cluster");
-    in_cluster(lab, "test", &["--no-build"], args, |of_cluster| {
+    // As many nodes as production has replicas; what passes between nodes is tested, too.
+    in_cluster(lab, "test", &["--no-build", "--nodes", "3"], args, |of_cluster| {
         cargo_test(workspace, &selection, args, &[environment, of_cluster].concat(), Output::AtOnce)
     })
 }

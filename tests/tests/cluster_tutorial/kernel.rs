@@ -32,16 +32,17 @@ pub(super) fn maps_of(uids: &[&str]) -> BTreeSet<u32> {
     maps
 }
 
-/// The directory in /proc of the kubelet of the local cluster in the environment; none where its node is not on this host.
-pub(super) fn kubelet() -> Option<PathBuf> {
+/// The directories in /proc of the kubelets of the local cluster in the environment; none where its nodes are not on this host.
+pub(super) fn kubelets() -> Vec<PathBuf> {
     // The cluster's control groups are called after the directory of its kubeconfig.
-    let kubeconfig = PathBuf::from(env::var_os("KUBECONFIG")?);
-    let node = format!("/weft-kube-{}/node", kubeconfig.parent()?.file_name()?.to_str()?);
-    let mut processes = fs::read_dir("/proc").ok()?.flatten().map(|process| process.path());
-    processes.find(|process| {
+    let kubeconfig = env::var_os("KUBECONFIG").map(PathBuf::from);
+    let name = kubeconfig.as_deref().and_then(|path| path.parent()?.file_name()?.to_str());
+    let Some(group) = name.map(|name| format!("/weft-kube-{name}/")) else { return Vec::new() };
+    let is_kubelet = |process: &PathBuf| {
         let read = |file: &str| fs::read_to_string(process.join(file)).unwrap_or_default();
-        read("comm").trim_end() == "kubelet" && read("cgroup").lines().any(|line| line.ends_with(&node))
-    })
+        read("comm").trim_end() == "kubelet" && read("cgroup").contains(&group)
+    };
+    fs::read_dir("/proc").unwrap().flatten().map(|process| process.path()).filter(is_kubelet).collect()
 }
 
 /// Removes what agents pinned on a kubelet's node.

@@ -47,7 +47,7 @@ enum Needs {
 
 type Check = (&'static str, Needs, fn(&mut World));
 
-const CHECKS: [Check; 41] = [
+const CHECKS: [Check; 42] = [
     ("without the CRDs the chart refuses and names them", Needs::Cluster, bad_input::missing_crds),
     ("a chart without its values refuses and names them", Needs::Cluster, bad_input::missing_values),
     (
@@ -88,8 +88,8 @@ const CHECKS: [Check; 41] = [
         Needs::Mesh,
         bad_input::mismatched_certificates,
     ),
-    ("an agent that is deleted by force fails no request", Needs::Mesh, under_load::agent_deleted_by_force),
-    ("a new agent takes over without failing a request", Needs::Mesh, under_load::agent_rolled_out),
+    ("agents that are deleted by force fail no request", Needs::Mesh, under_load::agents_deleted_by_force),
+    ("new agents take over without failing a request", Needs::Mesh, under_load::agents_rolled_out),
     (
         "the lease moves when its holder is deleted by force, and no request fails",
         Needs::Mesh,
@@ -118,6 +118,7 @@ const CHECKS: [Check; 41] = [
         component::shows_what_happens,
     ),
     ("addresses of both families are meshed", Needs::Mesh, workloads::dual_stack),
+    ("with three replicas on three nodes an upgrade fails no request", Needs::Mesh, under_load::highly_available),
     ("weft check has nothing to say", Needs::Mesh, check_is_content),
     ("the tutorial's end", Needs::Mesh, tutorial_end),
     ("nothing is left", Needs::Removal, nothing_is_left),

@@ -54,7 +54,7 @@ impl Migration {
     /// Starts the application, every pod with iptables rules, and the load. None where the nodes are not on this host: its
     /// programs are not on theirs.
     pub(super) fn start(world: &World) -> Option<Self> {
-        if kernel::kubelet().is_none() {
+        if kernel::kubelets().is_empty() {
             println!("  not migrated: the node of this cluster is not on this host");
             return None;
         }

@@ -1,6 +1,7 @@
 //! Changes of a cluster while requests run, none of which may fail.
 
 use std::{
+    collections::BTreeSet,
     process::Stdio,
     thread,
     time::{Duration, Instant},
@@ -8,10 +9,14 @@ use std::{
 
 use weft_tests::cluster::Load;
 
-use crate::world::{MESH, SHOP, World};
+use crate::world::{AGENTS, MESH, SHOP, World};
 
 /// Duration of the load before a change, and after it: longer than any cache or balancer remembers.
 const AROUND: Duration = Duration::from_secs(3);
+
+/// The values for production, from the repository's root, and the replicas that they give each component.
+const HIGHLY_AVAILABLE: &str = "charts/weft-control-plane/values-ha.yaml";
+const REPLICAS: usize = 3;
 
 /// Time limit of a change; a slow machine takes minutes for a rollout.
 const AT_MOST: &str = "15m";
@@ -39,20 +44,18 @@ fn under_load(world: &mut World, happens: impl FnOnce(&mut World)) {
     }
 }
 
-fn agent(world: &World) -> String {
-    world.cluster.pod(MESH, "linkerd.io/control-plane-component=agent").unwrap()
-}
-
-pub(super) fn agent_deleted_by_force(world: &mut World) {
+pub(super) fn agents_deleted_by_force(world: &mut World) {
     under_load(world, |world| {
-        let before = agent(world);
-        world.cluster.kubectl(&["-n", MESH, "delete", "pod", &before, "--grace-period=0", "--force"]).unwrap();
+        let before = world.cluster.pods(MESH, AGENTS).unwrap();
+        let delete = ["-n", MESH, "delete", "pods", "-l", AGENTS, "--grace-period=0", "--force"];
+        world.cluster.kubectl(&delete).unwrap();
         world.cluster.rolled_out(MESH, "ds/weft-agent").unwrap();
-        assert_ne!(agent(world), before);
+        let after = world.cluster.pods(MESH, AGENTS).unwrap();
+        assert!(!before.is_empty() && after.iter().all(|agent| !before.contains(agent)), "{before:?}, then {after:?}");
     });
 }
 
-pub(super) fn agent_rolled_out(world: &mut World) {
+pub(super) fn agents_rolled_out(world: &mut World) {
     under_load(world, |world| {
         world.cluster.kubectl(&["-n", MESH, "rollout", "restart", "ds/weft-agent"]).unwrap();
         world.cluster.rolled_out(MESH, "ds/weft-agent").unwrap();
@@ -133,4 +136,33 @@ pub(super) fn application_rolled_out(world: &mut World) {
             world.cluster.rolled_out(SHOP, workload).unwrap();
         }
     });
+}
+
+/// With `values-ha.yaml`, every component has a replica on each of three nodes, and an upgrade goes around them: a new pod may
+/// be beside an old one, and two replicas always answer.
+pub(super) fn highly_available(world: &mut World) {
+    let nodes = world.cluster.get(&["nodes"]).unwrap()["items"].as_array().map_or(0, Vec::len);
+    if nodes < REPLICAS {
+        println!("  not tried: the cluster has {nodes} nodes, and {REPLICAS} are needed");
+        return;
+    }
+    let rolled_out = |world: &World| {
+        for component in ["destination", "identity", "proxy-injector"] {
+            world.cluster.rolled_out(MESH, &format!("deploy/linkerd-{component}")).unwrap();
+        }
+    };
+    under_load(world, |world| {
+        world.upgrade(&["--values", HIGHLY_AVAILABLE]);
+        rolled_out(world);
+        world.upgrade(&["--set", "controllerLogLevel=debug"]);
+        rolled_out(world);
+    });
+    for component in ["destination", "identity", "proxy-injector"] {
+        let selector = format!("linkerd.io/control-plane-component={component}");
+        let pods = world.cluster.get(&["-n", MESH, "pods", "-l", &selector]).unwrap();
+        let staying =
+            pods["items"].as_array().unwrap().iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+        let on: Vec<_> = staying.filter_map(|pod| pod["spec"]["nodeName"].as_str()).collect();
+        assert_eq!((on.len(), on.iter().collect::<BTreeSet<_>>().len()), (REPLICAS, REPLICAS), "{component}: {on:?}");
+    }
 }

@@ -159,17 +159,18 @@ pub(super) fn every_start_is_meshed(world: &mut World) {
     });
     done.unwrap();
     println!("    {starts} pods in {:?}", started.elapsed());
-    if let Some(wire) = wire {
-        assert_eq!(wire.packets(), 0, "packets of meshed pods to the server's own port");
-        // What is counted exists: a client without a proxy.
-        let client = world.client("outside");
-        let report = world.cluster.client("outside", &client, &["http1", "--target", SERVER]).unwrap();
-        assert!(report.failures == 0 && wire.packets() > 0, "{} packets: {report:?}", wire.packets());
-    }
+    let around = wire.as_ref().map(Wire::connections).unwrap_or_default();
     for container in ["early", "client"] {
         let reports = reports(world, "starting", container);
         assert_eq!(reports.len(), starts, "{container}");
         reports.iter().for_each(is_meshed);
+    }
+    assert!(around.is_empty(), "{} connections of meshed pods to the server's own port: {around:#?}", around.len());
+    if let Some(wire) = wire {
+        // What is looked for exists: a client without a proxy.
+        let client = world.client("outside");
+        let report = world.cluster.client("outside", &client, &["http1", "--target", SERVER]).unwrap();
+        assert!(report.failures == 0 && !wire.connections().is_empty(), "nothing seen: {report:?}");
     }
     world.cluster.kubectl(&["-n", NAMESPACE, "delete", "job", "starting", "--wait=false"]).unwrap();
 }
@@ -302,7 +303,7 @@ pub(super) fn dual_stack(world: &mut World) {
     world.cluster.kubectl(&["delete", "namespace", DUAL, "--wait=false"]).unwrap();
 }
 
-/// The node starts anew: nothing is pinned, its pods are gone, and its agent comes last.
+/// The nodes start anew: nothing is pinned, their pods are gone, and their agents come last.
 pub(super) fn reboot(world: &mut World) {
     let Some(wire) = Wire::to_port(&world.cluster, PORT) else { return };
     let mut spec = json!({"containers": [{"name": "client", "image": "localhost/weft-examples:0.1.0", "command":
@@ -317,10 +318,10 @@ pub(super) fn reboot(world: &mut World) {
     let pods = ["app=talker", "app=server"].map(|selector| world.cluster.pod(NAMESPACE, selector).unwrap());
 
     world.stop_agents();
-    kernel::remove_pins(wire.kubelet());
+    wire.kubelets().iter().for_each(|kubelet| kernel::remove_pins(kubelet));
     // A pod that runs on is open now. In a reboot there is none.
     let open = world.cluster.until(POD, |_| {
-        ensure!(wire.packets() > 0, "the programs are still in force");
+        ensure!(!wire.connections().is_empty(), "the programs are still in force");
         Ok(())
     });
     open.unwrap();
@@ -331,7 +332,7 @@ pub(super) fn reboot(world: &mut World) {
         let pod = world.cluster.get(&["-n", NAMESPACE, "pod", pod]).unwrap();
         kernel::kill_processes_of(pod["metadata"]["uid"].as_str().unwrap());
     }
-    let from = wire.packets();
+    let seen = wire.connections();
     for (pod, before) in pods.iter().zip(&before) {
         let waits = world.cluster.until(POD, |_| {
             let status = status(pod)?;
@@ -354,7 +355,8 @@ pub(super) fn reboot(world: &mut World) {
         Ok(())
     });
     asked.unwrap();
-    assert_eq!(wire.packets() - from, 0, "packets to the server's own port after the start");
+    let around: Vec<_> = wire.connections().difference(&seen).cloned().collect();
+    assert!(around.is_empty(), "connections to the server's own port after the start: {around:#?}");
     drop(wire);
     world.cluster.kubectl(&["-n", NAMESPACE, "delete", "deploy", "talker", "--wait=false"]).unwrap();
 }

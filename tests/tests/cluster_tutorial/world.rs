@@ -26,7 +26,7 @@ pub(super) const SHOP: &str = "shop";
 /// The lease whose holder writes EndpointSlices.
 pub(super) const LEASE: &str = weft_k8s_api::labels::ENDPOINT_WRITE_LEASE;
 /// Selects the pods of agents.
-const AGENTS: &str = "linkerd.io/control-plane-component=agent";
+pub(super) const AGENTS: &str = "linkerd.io/control-plane-component=agent";
 /// The tutorial.
 const TUTORIAL: &str = "docs/getting-started.md";
 /// The section in which the tutorial removes its installation.
