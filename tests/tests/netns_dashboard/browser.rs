@@ -41,6 +41,8 @@ impl Browser {
             .args(["--disable-dev-shm-usage", "--disable-background-networking", "--force-color-profile=srgb"])
             .args(["--remote-debugging-port=0", "about:blank"])
             .arg(format!("--user-data-dir={}", profile.path().display()))
+            // Its socket stays in a directory of its own when it is killed.
+            .env("TMPDIR", profile.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
