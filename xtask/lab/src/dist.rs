@@ -5,6 +5,7 @@
 //! programs ──┬──> images/*.tar              (image)
 //!            └──> weft-linux-ARCH.tar.gz    (release)
 //! charts ───────> charts/*.tgz, *.oci.tar   (chart)
+//! examples ─────> shop.yaml                 (application)
 //! ```
 //!
 //! An image contains a program and a list of users. Programs for users are linked statically; those of the tests are not, and
@@ -26,7 +27,7 @@ use std::{
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use image::{Files, Image, Layer};
-use programs::Programs;
+use programs::{Programs, in_registry};
 use weft_xtask::{
     build::Profile,
     command::{self, step},
@@ -81,6 +82,8 @@ enum Part {
     Charts,
     /// The command line with its completions and manual pages, and the script that installs it
     CommandLine,
+    /// The manifests of an application to try Weft with
+    Application,
     /// Bills of materials
     Bills,
 }
@@ -111,6 +114,9 @@ const RECIPES: [Recipe; 5] = [
         title: "Applications to try Weft with",
     },
 ];
+
+/// The example's manifests, in the order in which they can be applied.
+const APPLICATION: [&str; 5] = ["namespaces", "store", "api", "web", "clients"];
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -145,6 +151,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if wants(Part::Charts) {
         written.extend(chart::pack_all(&workspace.root.join("charts"), &directory.join("charts"), &args.registry)?);
     }
+    if wants(Part::Application) {
+        written.push(application(&workspace.root.join("examples/kubernetes"), &directory, &args.registry)?);
+    }
     if wants(Part::Bills) {
         written.extend(release::bills_of_materials(&workspace, &directory)?);
     }
@@ -157,6 +166,20 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         println!("{}", path.display());
     }
     Ok(())
+}
+
+/// Writes the example application into one file, for `kubectl apply` without the sources.
+fn application(examples: &Path, directory: &Path, registry: &str) -> Result<PathBuf> {
+    let read = |part: &&str| {
+        let path = examples.join(part).with_extension("yaml");
+        fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
+    };
+    let parts = APPLICATION.iter().map(read).collect::<Result<Vec<_>>>()?;
+    let path = directory.join("shop.yaml");
+    fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
+    fs::write(&path, in_registry(&parts.join("---\n"), registry))
+        .with_context(|| format!("write {}", path.display()))?;
+    Ok(path)
 }
 
 /// Builds the programs for this machine, then [`pack`]s them.

@@ -15,7 +15,7 @@ use weft_xtask::command::step;
 use super::{
     VERSION,
     image::{Files, Layer, digest, layout, sha256},
-    programs::REGISTRY,
+    programs::in_registry,
     release::compressed,
 };
 
@@ -82,11 +82,6 @@ fn ending(pattern: &str) -> Result<&str> {
         bail!("{IGNORED} says `{pattern}`, which is not understood here: use the end of a name");
     }
     Ok(ending)
-}
-
-/// Names our images in a registry.
-fn in_registry(values: &str, registry: &str) -> String {
-    values.replace(&format!("{REGISTRY}/weft-"), &format!("{registry}/weft-"))
 }
 
 /// The layout: Chart.yaml as configuration, the archive as the one layer.

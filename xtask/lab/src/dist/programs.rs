@@ -34,6 +34,11 @@ const SERVERS: [&str; 5] = ["weft-agent", "weft-control-plane", "weft-examples",
 const SERVER_PROGRAMS: [&str; 6] =
     ["weft-agent", "weft-client", "weft-control-plane", "weft-echo", "weft-proxy", "weft-viz"];
 
+/// Names our images in a registry.
+pub(super) fn in_registry(values: &str, registry: &str) -> String {
+    values.replace(&format!("{REGISTRY}/weft-"), &format!("{registry}/weft-"))
+}
+
 /// Where programs of a profile are, for a processor.
 #[derive(Debug)]
 pub(super) struct Programs {
