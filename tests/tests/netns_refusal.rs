@@ -1,18 +1,28 @@
-//! A proxy that cannot prove its identity does not serve: it names the broken setting and exits with 64, whichever
-//! setting it is, and never falls back to a plaintext inbound listener.
+//! How a proxy starts and ends. One that cannot prove its identity does not serve: it names the broken setting and exits with
+//! 64, whichever setting it is, and never falls back to a plaintext inbound listener.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
     fs,
+    net::{SocketAddr, TcpListener},
     path::Path,
     process::{Output, Stdio},
     time::Duration,
 };
 
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use tempfile::TempDir;
-use tokio::{process::Command, time::timeout};
-use weft_test_kit::binaries;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    process::Command,
+    time::timeout,
+};
+use weft_test_kit::{binaries, wait::eventually};
 use weft_tls::ca::Root;
 
 /// A proxy that refuses its settings exits at once, but a busy machine takes seconds to start it.
@@ -60,13 +70,22 @@ impl Setup {
         self
     }
 
-    /// The proxy's exit, or none if it keeps running.
-    async fn run(&self) -> Option<Output> {
+    fn proxy(&self) -> Command {
         let mut proxy = Command::new(binaries::directory().unwrap().join("weft-proxy"));
         proxy.env_clear().envs(self.variables.iter().map(|(name, value)| (name, value)));
         proxy.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        timeout(REFUSES_WITHIN, proxy.output()).await.ok().map(Result::unwrap)
+        proxy
     }
+
+    /// The proxy's exit, or none if it keeps running.
+    async fn run(&self) -> Option<Output> {
+        timeout(REFUSES_WITHIN, self.proxy().output()).await.ok().map(Result::unwrap)
+    }
+}
+
+/// An address at which nobody listens.
+fn unused_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
 async fn refuses(setup: Setup, names: &str) {
@@ -123,4 +142,48 @@ async fn refuses_a_token_that_is_missing_or_empty() {
     assert!(!Path::new("/nonexistent/token").exists());
     refuses(Setup::good().set(variable, "/nonexistent/token"), "/nonexistent/token").await;
     refuses(Setup::good().file("token", ""), "token").await;
+}
+
+#[tokio::test]
+async fn a_port_that_is_taken_is_named_and_ends_the_proxy_with_1() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let output =
+        Setup::good().set("LINKERD2_PROXY_ADMIN_LISTEN_ADDR", &address).run().await.expect("the proxy runs on");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains(&format!("admin on {address}")), "{stderr}");
+}
+
+/// The kernel accepts connections from the start, so that none is refused; the identity controller of this proxy never answers.
+#[tokio::test]
+async fn without_a_certificate_connections_wait_and_a_signal_ends_the_proxy_with_0() {
+    let (inbound, outbound, admin) = (unused_address(), unused_address(), unused_address());
+    let setup = Setup::good()
+        .set("LINKERD2_PROXY_INBOUND_LISTEN_ADDR", &inbound.to_string())
+        .set("LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS", &outbound.to_string())
+        .set("LINKERD2_PROXY_ADMIN_LISTEN_ADDR", &admin.to_string());
+    let mut proxy = setup.proxy().stderr(Stdio::null()).spawn().unwrap();
+    eventually("the admin server", REFUSES_WITHIN, async || ask(admin, "/live").await.ok_or("does not answer")).await;
+    let ready = ask(admin, "/ready").await.unwrap();
+    assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
+    for address in [inbound, outbound] {
+        let mut connection = TcpStream::connect(address).await.unwrap();
+        connection.write_all(b"GET / HTTP/1.1\r\nhost: web\r\n\r\n").await.unwrap();
+        let read = timeout(Duration::from_millis(300), connection.read(&mut [0; 64])).await;
+        assert!(read.is_err(), "a connection to {address} is answered or closed: {read:?}");
+    }
+    kill(Pid::from_raw(proxy.id().unwrap().cast_signed()), Signal::SIGTERM).unwrap();
+    let ended = timeout(REFUSES_WITHIN, proxy.wait()).await.expect("the proxy does not end").unwrap();
+    assert_eq!(ended.code(), Some(0));
+}
+
+/// The answer of the admin server to a GET, or none while nobody listens.
+async fn ask(admin: SocketAddr, path: &str) -> Option<String> {
+    let mut connection = TcpStream::connect(admin).await.ok()?;
+    let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+    connection.write_all(request.as_bytes()).await.ok()?;
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer).await.ok()?;
+    Some(answer)
 }
