@@ -4,8 +4,8 @@
 //! a whole cluster (`cluster`); the other ones of the packages in [`PRIVILEGED`] need root and BPF (`netns`); all others
 //! run anywhere (`unit`). A test never skips itself for want of privileges; without root, ask for `unit`.
 //!
-//! The tests with an API server run beside those with a cluster, because both wait more than they compute; what they print
-//! is printed at their end. All other levels run alone.
+//! Levels that wait more than they compute run two at a time: the tests with an API server beside those with a cluster, and
+//! the agent's tests as on an old kernel beside the others against the kernel. What the former print is printed at their end.
 
 use std::{
     fs,
@@ -186,11 +186,16 @@ impl Levels {
             }
             Err(error) => self.note("browser", Err(error)),
         }
-        self.note("netns", cargo_test(workspace, &selection, args, environment, Output::AtOnce));
-        step(&format!("the agent's tests as on Linux {DEGRADED}"));
-        let selection = BOTH_WAYS.iter().flat_map(|test| ["--test", test]).map(str::to_owned).collect::<Vec<_>>();
+        let both_ways = BOTH_WAYS.iter().flat_map(|test| ["--test", test]).map(str::to_owned).collect::<Vec<_>>();
         let as_on_linux = [("WEFT_TEST_AS_ON_LINUX", DEGRADED.to_owned())];
-        self.note("netns, degraded", cargo_test(workspace, &selection, args, &as_on_linux, Output::AtOnce));
+        thread::scope(|scope| {
+            let degraded = scope.spawn(|| {
+                step(&format!("the agent's tests as on Linux {DEGRADED}"));
+                cargo_test(workspace, &both_ways, args, &as_on_linux, Output::AtItsEnd)
+            });
+            self.note("netns", cargo_test(workspace, &selection, args, environment, Output::AtOnce));
+            self.note("netns, degraded", join(degraded));
+        });
     }
 
     /// The errors once more at the end: the first level's words are thousands of lines above.
