@@ -177,6 +177,7 @@ impl Levels {
     fn netns(&mut self, workspace: &Workspace, args: &Args, environment: &[(&str, String)]) {
         step("tests against the kernel");
         let mut selection = tests_on(workspace, Ground::Kernel);
+        self.note("clients and servers", packages::ensure(&packages::CLIENTS));
         match packages::ensure_browser() {
             Ok(true) => {}
             Ok(false) => {

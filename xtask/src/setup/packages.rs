@@ -76,6 +76,18 @@ const BROWSER: [Need; 2] = [
     need(Probe::File("/usr/share/fonts/opentype/inter"), "fonts-inter", "is the font of the dashboard's pictures"),
 ];
 
+/// Clients and servers that the tests of the proxies send through them.
+pub(crate) const CLIENTS: [Need; 4] = [
+    need(Probe::Program("curl"), "curl", "is a client of HTTP/1 and HTTP/2 in the tests of the proxies"),
+    need(Probe::Program("h2load"), "nghttp2-client", "is another one"),
+    need(
+        Probe::File("/usr/bin/python3"),
+        "python3-minimal",
+        "is a client and a server of HTTP/1 in the tests of the proxies",
+    ),
+    need(Probe::File("/usr/bin/node"), "nodejs", "is a client and a server of HTTP/1 and HTTP/2 there"),
+];
+
 /// Requirements of a Kubernetes node, besides the programs that `kube` builds.
 const KUBE: [Need; 10] = [
     need(Probe::Program("containerd"), "containerd", "runs the containers of the test cluster"),

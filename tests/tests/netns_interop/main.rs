@@ -1,8 +1,10 @@
 //! Programs of other projects through the mesh: h2spec against both sides of the proxy, gRPC's interoperability cases between grpc-go's
-//! client and server, and the proxies' spans in an OpenTelemetry collector. `cargo xtask test netns` builds them and puts them beside
-//! our own programs.
+//! client and server, the proxies' spans in an OpenTelemetry collector, and the clients and servers that people have. `cargo xtask test
+//! netns` builds the former and puts them beside our own programs, and installs the others.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod clients;
 
 use std::time::Duration;
 
@@ -19,6 +21,7 @@ static MESH: Shared = Shared::with(|| {
     let manifests = Manifests::example().unwrap();
     manifests.write("interop.yaml", INTEROP).unwrap();
     manifests.write("collector.yaml", COLLECTOR).unwrap();
+    manifests.write("languages.yaml", &clients::manifest()).unwrap();
     let meshed = "    linkerd.io/inject: enabled\n";
     manifests.edit("namespaces.yaml", meshed, &format!("{meshed}    {TRACED}\n")).unwrap();
     (manifests, Options { name: unique_name("t-interop"), ..Options::default() })
