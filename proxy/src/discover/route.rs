@@ -200,9 +200,9 @@ pub(crate) struct Accrual {
 pub(crate) struct SuccessRate {
     /// From 0 to 1.
     pub(crate) threshold: f64,
-    /// Time constant of the average; above 0.
-    pub(crate) decay: Duration,
-    /// Responses before it counts.
+    /// Length of the sliding window; at least 10 ms.
+    pub(crate) window: Duration,
+    /// Responses in the window before it counts.
     pub(crate) min_requests: u32,
 }
 
@@ -232,6 +232,13 @@ impl Load {
     /// Linkerd's parameters if policy has none: 30 ms and 10 s.
     pub(crate) const DEFAULT: Self =
         Self { default_rtt: Duration::from_millis(30), decay: Duration::from_secs(10), penalty: None };
+}
+
+impl SuccessRate {
+    /// Linkerd's window if policy has none.
+    pub(crate) const DEFAULT_WINDOW: Duration = Duration::from_secs(10);
+    /// Linkerd's shortest window.
+    pub(crate) const SHORTEST_WINDOW: Duration = Duration::from_millis(10);
 }
 
 impl Penalty {

@@ -1,6 +1,6 @@
 //! Parses what policies say about time, repetition and load: timeouts, retries, failure accrual, load estimation.
 
-use std::{num::NonZeroU32, ops::RangeInclusive, sync::Arc, time::Duration};
+use std::{num::NonZeroU32, ops::RangeInclusive, sync::Arc};
 
 use weft_proto::linkerd::{
     http_route,
@@ -82,9 +82,10 @@ pub(super) fn read_accrual(message: Option<outbound::FailureAccrual>) -> Result<
             if !(0.0..=1.0).contains(&threshold) {
                 return Err(PolicyError::Range("success rate of failure accrual"));
             }
-            let decay = duration(unified.decay, "decay of the success rate")?;
-            let decay = decay.unwrap_or(Load::DEFAULT.decay).max(Duration::from_millis(10));
-            let rate = SuccessRate { threshold, decay, min_requests: unified.min_requests };
+            // The message is older than linkerd2-proxy's window, whose length its `decay` became.
+            let window = duration(unified.decay, "window of the success rate")?;
+            let window = window.unwrap_or(SuccessRate::DEFAULT_WINDOW).max(SuccessRate::SHORTEST_WINDOW);
+            let rate = SuccessRate { threshold, window, min_requests: unified.min_requests };
             (unified.max_consecutive_failures, (threshold > 0.0).then_some(rate), unified.backoff)
         }
     };
@@ -139,6 +140,8 @@ fn replay_bytes(bytes: u32) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn second() -> Option<ProtoDuration> {
@@ -200,10 +203,10 @@ mod tests {
 
     #[test]
     fn unified_accrual_measures_a_share_of_successes() {
-        let unified = |success_rate_threshold| {
+        let unified_over = |success_rate_threshold, decay| {
             let unified = failure_accrual::Unified {
                 success_rate_threshold,
-                decay: second(),
+                decay,
                 min_requests: 5,
                 max_consecutive_failures: 0,
                 backoff: backoff(),
@@ -212,11 +215,15 @@ mod tests {
             let ejection = Some(outbound::EjectionConfig { min_ready_endpoints: 2 });
             read_accrual(Some(outbound::FailureAccrual { kind, ejection }))
         };
+        let unified = |threshold| unified_over(threshold, second());
         let read = unified(0.8).unwrap().unwrap();
-        let rate = SuccessRate { threshold: 0.8, decay: Duration::from_secs(1), min_requests: 5 };
+        let rate = SuccessRate { threshold: 0.8, window: Duration::from_secs(1), min_requests: 5 };
         assert_eq!((read.success_rate, read.max_failures, read.min_ready), (Some(rate), None, 2));
         assert!(unified(0.0).unwrap().is_none());
         assert!(unified(1.5).is_err() && unified(f64::NAN).is_err());
+        let window = |decay| unified_over(0.8, decay).unwrap().unwrap().success_rate.unwrap().window;
+        assert_eq!(window(None), Duration::from_secs(10));
+        assert_eq!(window(Some(Default::default())), Duration::from_millis(10));
     }
 
     #[test]

@@ -10,16 +10,15 @@
 //!
 //! The rules are linkerd2-proxy's (`app/outbound/src/http/breaker`). The caller passes time and chance.
 
+mod window;
+
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::ewma::fade;
 use crate::{discover::route::Accrual, request::classify::Answer};
 
-/// After this many decays without a response, the success rate needs its first requests again: a single answer would be most
-/// of the average.
-const IDLE_DECAYS: u32 = 3;
+use window::Window;
 
 /// How a request to the endpoint ended.
 #[derive(Clone, Copy, Debug)]
@@ -50,10 +49,8 @@ pub(super) struct Breaker {
     rules: Arc<Accrual>,
     state: State,
     failures: u32,
-    /// The moving average of successes, from 0 to 1.
-    rate: f64,
-    answers: u32,
-    answered: Instant,
+    /// The latest responses, where their share of successes counts.
+    window: Option<Window>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -91,7 +88,8 @@ impl Report {
 
 impl Breaker {
     pub(super) fn new(rules: Arc<Accrual>, now: Instant) -> Self {
-        Self { rules, state: State::Open, failures: 0, rate: 1.0, answers: 0, answered: now }
+        let window = rules.success_rate.as_ref().map(|rate| Window::new(rate.window, now));
+        Self { rules, state: State::Open, failures: 0, window }
     }
 
     /// Until when the endpoint gets no request; `None` if it gets one now. During probation that is unknown, and far away.
@@ -148,24 +146,15 @@ impl Breaker {
 
     fn count(&mut self, report: &Report, now: Instant) {
         self.failures = if report.is_failure() { self.failures.saturating_add(1) } else { 0 };
-        let Some(rate) = &self.rules.success_rate else { return };
-        let silence = now.saturating_duration_since(self.answered);
-        if silence > rate.decay.saturating_mul(IDLE_DECAYS) {
-            self.answers = 0;
+        if let Some(window) = &mut self.window {
+            window.count(!report.lowers_rate(), now);
         }
-        self.answers = self.answers.saturating_add(1);
-        self.answered = now;
-        let value = if report.lowers_rate() { 0.0 } else { 1.0 };
-        let weight = fade(silence, rate.decay);
-        self.rate = self.rate * weight + value * (1.0 - weight);
     }
 
     fn is_tripped(&self) -> bool {
         let in_a_row = self.rules.max_failures.is_some_and(|max| self.failures >= max.get());
-        let rarely = |rate: &crate::discover::route::SuccessRate| {
-            self.answers >= rate.min_requests && self.rate < rate.threshold
-        };
-        in_a_row || self.rules.success_rate.as_ref().is_some_and(rarely)
+        let rarely = || self.window.as_ref().zip(self.rules.success_rate.as_ref());
+        in_a_row || rarely().is_some_and(|(window, rate)| window.is_below(rate))
     }
 
     /// Where only failures in a row count, an overloaded server has answered; where the rate counts, it has to do better.
@@ -219,7 +208,7 @@ mod tests {
     }
 
     fn rate() -> SuccessRate {
-        SuccessRate { threshold: 0.8, decay: 10 * SECOND, min_requests: 5 }
+        SuccessRate { threshold: 0.8, window: 10 * SECOND, min_requests: 5 }
     }
 
     #[test]
@@ -274,6 +263,53 @@ mod tests {
         breaker.picked();
         breaker.report(&answered(429, None), now, true, 0.0);
         assert_eq!(breaker.blocked_until(now), Some(now + 2 * SECOND), "429 does not restore it here");
+    }
+
+    #[test]
+    fn a_burst_of_failures_ejects_as_soon_as_there_are_enough_requests() {
+        // In a row they would not: what says that the server is overloaded counts for the share of successes alone.
+        let exhausted = Answer { status: StatusCode::OK, grpc: Some(8), retry_after: None };
+        for report in [
+            Report::Failed,
+            answered(500, None),
+            answered(429, None),
+            Report::Answered { answer: exhausted, is_failure: false },
+        ] {
+            let (mut breaker, mut now) = breaker(0, Some(rate()));
+            for _ in 0..4 {
+                now += Duration::from_micros(100);
+                assert_eq!(breaker.report(&report, now, true, 0.0), None, "{report:?}");
+            }
+            assert_eq!(breaker.report(&report, now, true, 0.0), Some(Change::Ejected), "{report:?}");
+        }
+    }
+
+    #[test]
+    fn successes_before_a_burst_count_as_much_as_its_failures() {
+        let (mut breaker, now) = breaker(0, Some(rate()));
+        for _ in 0..100 {
+            assert_eq!(breaker.report(&answered(200, None), now, true, 0.0), None);
+        }
+        // 100 of 125 are 0.8, 100 of 126 are less.
+        for _ in 0..25 {
+            assert_eq!(breaker.report(&answered(500, None), now, true, 0.0), None);
+        }
+        assert_eq!(breaker.report(&answered(500, None), now, true, 0.0), Some(Change::Ejected));
+    }
+
+    #[test]
+    fn a_restored_endpoint_begins_with_an_empty_window() {
+        let (mut breaker, mut now) = breaker(0, Some(rate()));
+        for _ in 0..5 {
+            breaker.report(&answered(500, None), now, true, 0.0);
+        }
+        now += SECOND;
+        breaker.picked();
+        assert_eq!(breaker.report(&answered(200, None), now, true, 0.0), Some(Change::Restored));
+        for _ in 0..4 {
+            assert_eq!(breaker.report(&answered(500, None), now, true, 0.0), None);
+        }
+        assert_eq!(breaker.report(&answered(500, None), now, true, 0.0), Some(Change::Ejected));
     }
 
     #[test]

@@ -30,7 +30,7 @@ struct Penalized {
 }
 
 /// What is left of a value after some time.
-pub(super) fn fade(elapsed: Duration, decay: Duration) -> f64 {
+fn fade(elapsed: Duration, decay: Duration) -> f64 {
     (-elapsed.as_secs_f64() / decay.as_secs_f64()).exp()
 }
 
