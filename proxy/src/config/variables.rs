@@ -353,7 +353,7 @@ pub(super) const GROUPS: &[Group] = &[
             Variable::new(
                 "OUTBOUND_DISABLE_INFORMATIONAL_HEADERS",
                 "`INGRESS_MODE`",
-                "hides `l5d-proxy-error` from the application",
+                "hides the reason of a failure from the application: `l5d-proxy-error`, `grpc-message`",
             ),
             Variable::new(
                 "OUTBOUND_METRICS_HOSTNAME_LABELS",

@@ -18,7 +18,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Incoming;
 
-use super::shared_connections::StreamPermit;
+use super::{respond::RequestKind, shared_connections::StreamPermit};
 
 use counted::Counted;
 use error::BodyError;
@@ -265,7 +265,8 @@ pub(crate) struct Observed<O: Observer> {
     /// Boxed: a response is moved often until its body is sent.
     observer: Option<Box<O>>,
     started: bool,
-    is_grpc: bool,
+    /// The kind of its request; `None` if nothing is added to the response.
+    kind: Option<RequestKind>,
 }
 
 /// Is notified of a response's progress, once for each step.
@@ -291,18 +292,19 @@ pub(crate) enum End<'a> {
 
 impl<O: Observer> Observed<O> {
     /// Observes `body` for `observer`. An empty body ends at once.
-    pub(crate) fn new(body: Body, mut observer: Box<O>, is_grpc: bool) -> Self {
+    pub(crate) fn new(body: Body, mut observer: Box<O>, kind: RequestKind) -> Self {
+        let kind = Some(kind);
         if body.is_end_stream() {
             observer.first_frame(false);
             observer.ended(End::Whole(None));
-            return Self { body, observer: None, started: true, is_grpc };
+            return Self { body, observer: None, started: true, kind };
         }
-        Self { body, observer: Some(observer), started: false, is_grpc }
+        Self { body, observer: Some(observer), started: false, kind }
     }
 
     /// A body without an observer.
     pub(crate) fn unwatched(body: Body) -> Self {
-        Self { body, observer: None, started: true, is_grpc: false }
+        Self { body, observer: None, started: true, kind: None }
     }
 
     /// The observer, unless the body has ended.
@@ -334,11 +336,11 @@ impl<O: Observer + Unpin> HttpBody for Observed<O> {
             None => this.end(End::Whole(None)),
             Some(Err(error)) => {
                 this.end(if error.is_own_reset() { End::Dropped } else { End::Failed(&error) });
-                let told = error.failure().filter(|_| this.is_grpc);
-                if let Some(failure) = told {
+                let told = this.kind.filter(|kind| kind.grpc);
+                if let Some((kind, failure)) = told.zip(error.failure()) {
                     tracing::debug!(%error, "a gRPC response failed after it had begun");
                     this.body = Body::Empty;
-                    return Poll::Ready(Some(Ok(Frame::trailers(failure.trailers()))));
+                    return Poll::Ready(Some(Ok(Frame::trailers(failure.trailers(kind)))));
                 }
                 return Poll::Ready(Some(Err(error)));
             }
@@ -406,6 +408,10 @@ mod tests {
         }
     }
 
+    fn kind(grpc: bool) -> RequestKind {
+        RequestKind { version: http::Version::HTTP_2, grpc, orig_proto: false, show_error: true, from_proxy: false }
+    }
+
     fn trailers() -> HeaderMap {
         [(http::HeaderName::from_static("grpc-status"), http::HeaderValue::from_static("14"))].into_iter().collect()
     }
@@ -417,7 +423,7 @@ mod tests {
     #[tokio::test]
     async fn the_end_is_reported_once() {
         let recorder = Recorder::default();
-        let body = Observed::new(Body::Full(Bytes::from_static(b"x")), Box::new(recorder.clone()), false);
+        let body = Observed::new(Body::Full(Bytes::from_static(b"x")), Box::new(recorder.clone()), kind(false));
         body.collect().await.unwrap();
         assert_eq!(recorder.seen(), ["first", "1 bytes", "Whole(None)"]);
     }
@@ -425,8 +431,8 @@ mod tests {
     #[test]
     fn a_dropped_body_was_interrupted_and_an_empty_one_was_not() {
         let recorder = Recorder::default();
-        drop(Observed::new(Body::Full(Bytes::from_static(b"x")), Box::new(recorder.clone()), false));
-        drop(Observed::new(Body::Empty, Box::new(recorder.clone()), false));
+        drop(Observed::new(Body::Full(Bytes::from_static(b"x")), Box::new(recorder.clone()), kind(false)));
+        drop(Observed::new(Body::Empty, Box::new(recorder.clone()), kind(false)));
         assert_eq!(recorder.seen(), ["Dropped", "first", "Whole(None)"]);
     }
 
@@ -441,9 +447,14 @@ mod tests {
             sender.send(Ok(data("message"))).unwrap();
             sender.send(Err(error)).unwrap();
             let recorder = Recorder::default();
-            let collected = Observed::new(body, Box::new(recorder.clone()), true).collect().await;
+            let collected = Observed::new(body, Box::new(recorder.clone()), kind(true)).collect().await;
             match code {
-                Some(code) => assert_eq!(collected.unwrap().trailers().unwrap()["grpc-status"], code),
+                Some(code) => {
+                    let collected = collected.unwrap();
+                    let trailers = collected.trailers().unwrap();
+                    assert_eq!(trailers["grpc-status"], code);
+                    assert!(trailers.contains_key("grpc-message"));
+                }
                 None => assert!(matches!(collected, Err(BodyError::H2(_))), "a reset stays a reset"),
             }
             assert_eq!(recorder.seen(), ["first", "7 bytes", &format!("failed: {label}")]);
@@ -451,9 +462,19 @@ mod tests {
         let (sender, body) = Body::channel();
         sender.send(Err(BodyError::Expired(Expired::Idle))).unwrap();
         assert!(
-            Observed::new(body, Box::<Recorder>::default(), false).collect().await.is_err(),
+            Observed::new(body, Box::<Recorder>::default(), kind(false)).collect().await.is_err(),
             "HTTP has no such trailers"
         );
+    }
+
+    #[tokio::test]
+    async fn the_reason_of_a_failure_in_the_middle_is_hidden_when_it_should_be() {
+        let (sender, body) = Body::channel();
+        sender.send(Err(BodyError::Expired(Expired::Idle))).unwrap();
+        let hidden = RequestKind { show_error: false, ..kind(true) };
+        let collected = Observed::new(body, Box::<Recorder>::default(), hidden).collect().await.unwrap();
+        let trailers = collected.trailers().unwrap();
+        assert_eq!((&trailers["grpc-status"], trailers.len()), (&http::HeaderValue::from_static("4"), 1));
     }
 
     #[tokio::test]

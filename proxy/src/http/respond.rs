@@ -82,7 +82,7 @@ pub(crate) struct RequestKind {
     pub(crate) grpc: bool,
     /// Whether it came as HTTP/1 carried over HTTP/2.
     pub(crate) orig_proto: bool,
-    /// Whether `l5d-proxy-error` may be shown.
+    /// Whether the client may be told the reason, in `l5d-proxy-error` and `grpc-message`.
     pub(crate) show_error: bool,
     /// Whether the client is another proxy, which closes its application's connection on `l5d-proxy-connection:
     /// close`.
@@ -213,10 +213,12 @@ impl Failure {
     }
 
     /// What a gRPC client is told after the response has begun.
-    pub(crate) fn trailers(&self) -> HeaderMap {
+    pub(crate) fn trailers(&self, kind: RequestKind) -> HeaderMap {
         let mut trailers = HeaderMap::with_capacity(2);
         trailers.insert("grpc-status", HeaderValue::from(self.grpc_code()));
-        trailers.insert("grpc-message", grpc_message(&self.to_string()));
+        if kind.show_error {
+            trailers.insert("grpc-message", grpc_message(&self.to_string()));
+        }
         trailers
     }
 
@@ -228,7 +230,7 @@ impl Failure {
         let headers = response.headers_mut();
         if kind.grpc {
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-            headers.extend(self.trailers());
+            headers.extend(self.trailers(kind));
         } else {
             headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
             if let Self::Redirect { location, .. } = self {
@@ -332,5 +334,15 @@ mod tests {
         assert!(!Failure::FailFast.respond(hidden).headers().contains_key("l5d-proxy-error"));
         let shown = Failure::FailFast.respond(kind(Version::HTTP_11, false, false));
         assert_eq!(shown.headers()["l5d-proxy-error"], "service in fail-fast");
+        // An injected failure's message is a policy's, and names no address; Linkerd's proxy hides it likewise.
+        for failure in [Failure::FailFast, Failure::Injected { code: 4, grpc: true, message: "x".into() }] {
+            let shown = kind(Version::HTTP_2, true, false);
+            let hidden = RequestKind { show_error: false, ..shown };
+            assert!(failure.respond(shown).headers().contains_key("grpc-message"), "{failure:?}");
+            for headers in [failure.respond(hidden).headers(), &failure.trailers(hidden)] {
+                assert_eq!(headers["grpc-status"], "4", "{failure:?}");
+                assert!(!headers.contains_key("grpc-message") && !headers.contains_key("l5d-proxy-error"), "{headers:?}");
+            }
+        }
     }
 }

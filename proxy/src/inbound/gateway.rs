@@ -119,7 +119,7 @@ impl Route {
             strip_hop_by_hop(request.headers_mut());
         }
         let named = gateway.outbound.named(&target.name, client).ok_or(RelayError::Failure(Failure::LoadShed))?;
-        named.send(request, kind.grpc).await
+        named.send(request, kind).await
     }
 }
 

@@ -413,7 +413,7 @@ fn observe(
         tapped,
         access: None,
     };
-    Response::from_parts(parts, Observed::new(body, Box::new(finish), kind.grpc))
+    Response::from_parts(parts, Observed::new(body, Box::new(finish), kind))
 }
 
 /// Linkerd's inbound side answers every injected failure alike, regardless of the policy's status or code.

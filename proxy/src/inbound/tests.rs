@@ -313,8 +313,11 @@ async fn requests_are_judged_one_by_one_and_only_the_mesh_hears_why() {
     assert_eq!(headers["l5d-proxy-error"], "unauthorized request on route");
     let call =
         Request::post("http://web.demo/echo.Echo/Say").header("content-type", "application/grpc").body(()).unwrap();
-    let (status, headers, _) = world.get_http2(Via::Direct(Some(SessionProtocol::Http2)), Some(ELSEWHERE), call).await;
-    assert_eq!((status, headers["grpc-status"].to_str().unwrap()), (StatusCode::OK, "7"));
+    for (via, is_told) in [(Via::Direct(Some(SessionProtocol::Http2)), true), (Via::Plain, false)] {
+        let (status, headers, _) = world.get_http2(via, Some(ELSEWHERE), call.clone()).await;
+        assert_eq!((status, headers["grpc-status"].to_str().unwrap()), (StatusCode::OK, "7"));
+        assert_eq!(headers.contains_key("grpc-message"), is_told, "{headers:?}");
+    }
 }
 
 #[tokio::test]

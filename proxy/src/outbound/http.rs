@@ -66,7 +66,7 @@ impl Connection {
         let kind = RequestKind::outbound(request.version(), request.headers(), show_error);
         let traced = self.worker.shared.tracing.begin(&mut request, Kind::Server, Direction::Outbound);
         // Boxed: each asynchronous function on the request's way would keep it twice.
-        let failure = match self.route(Box::new(request.map(Body::Incoming)), kind.grpc).await {
+        let failure = match self.route(Box::new(request.map(Body::Incoming)), kind).await {
             Ok(response) => {
                 traced.responded(response.status());
                 return Ok(response);
@@ -87,7 +87,7 @@ impl Connection {
     pub(super) async fn route(
         &self,
         mut request: Box<Request<Body>>,
-        is_grpc: bool,
+        kind: RequestKind,
     ) -> Result<ObservedResponse, ExchangeError> {
         let arrived = Instant::now();
         let permit = self.worker.limit.admit().ok_or(Failure::LoadShed)?;
@@ -138,7 +138,7 @@ impl Connection {
             *response.body_mut() = Body::Empty;
         }
         observer.hold(permit);
-        Ok(response.map(|body| Observed::new(body, observer, is_grpc)))
+        Ok(response.map(|body| Observed::new(body, observer, kind)))
     }
 }
 

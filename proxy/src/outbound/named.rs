@@ -15,7 +15,11 @@ use super::{
 };
 use crate::{
     destination::Name,
-    http::{body::Body, respond::Failure, serve::Reset},
+    http::{
+        body::Body,
+        respond::{Failure, RequestKind},
+        serve::Reset,
+    },
     io::Io,
 };
 
@@ -48,7 +52,7 @@ impl Outbound {
 
 impl Named {
     /// Sends a request to an endpoint.
-    pub(crate) async fn send(&self, request: Request<Body>, is_grpc: bool) -> Result<Response<Body>, RelayError> {
+    pub(crate) async fn send(&self, request: Request<Body>, kind: RequestKind) -> Result<Response<Body>, RelayError> {
         let Self(connection) = self;
         if let Err(error) = connection.target.ready().await {
             return Err(RelayError::Failure(match error {
@@ -57,7 +61,7 @@ impl Named {
             }));
         }
         let version = request.version();
-        match connection.route(Box::new(request), is_grpc).await {
+        match connection.route(Box::new(request), kind).await {
             Ok(response) => Ok(response.map(|body| Body::Boxed(body.boxed_unsync()))),
             Err(ExchangeError::Reset(error)) if version == Version::HTTP_2 => Err(RelayError::Reset(Reset(error))),
             Err(ExchangeError::Reset(error)) => Err(RelayError::Failure(Failure::BadGateway(error.to_string()))),

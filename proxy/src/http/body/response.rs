@@ -88,7 +88,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        http::body::{Body, Observed, Observer, error::BodyError},
+        http::{
+            body::{Body, Observed, Observer, error::BodyError},
+            respond::RequestKind,
+        },
         metrics::{Direction, ProxyMetrics},
     };
 
@@ -112,7 +115,8 @@ mod tests {
         let http = Arc::new(ProxyMetrics::register(&mut registry).http(Direction::Outbound, &Vec::new()));
         let count = CountResponse::new(http, Instant::now(), StatusCode::OK, &HeaderMap::new(), Classes::default());
         let (sender, body) = Body::channel();
-        (registry, sender, Observed::new(body, Box::new(Counting(count)), false))
+        let kind = RequestKind::outbound(http::Version::HTTP_11, &HeaderMap::new(), true);
+        (registry, sender, Observed::new(body, Box::new(Counting(count)), kind))
     }
 
     /// Responses with a latency, the sum of their milliseconds, and responses that have ended.
