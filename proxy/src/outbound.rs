@@ -31,7 +31,7 @@ use crate::{
         Discover,
         route::{OpaqueRoutes, Protocol},
     },
-    http::serve::HttpVersion,
+    http::serve::{Closing, HttpVersion},
     io::{Io, Stream},
     listen::{Accepted, Listener},
     metrics::{Direction, label},
@@ -85,6 +85,7 @@ struct Connection {
     peer: SocketAddr,
     /// Whether requests may name another destination (ingress mode).
     requests_choose: bool,
+    closing: Closing,
 }
 
 /// One worker's outbound side. Clones share it.
@@ -140,8 +141,8 @@ async fn serve_connection(worker: &Arc<Worker>, accepted: Accepted) -> Result<()
     let orig_dst = worker.original_dst(&stream, peer)?;
     let target = worker.target(orig_dst);
     let requests_choose = worker.shared.config.outbound.ingress_mode;
-    let connection =
-        Connection { worker: Arc::clone(worker), target, peer: orig_dst::canonical(peer), requests_choose };
+    let (peer, closing) = (orig_dst::canonical(peer), Closing::default());
+    let connection = Connection { worker: Arc::clone(worker), target, peer, requests_choose, closing };
     if requests_choose {
         return connection.ingress(stream).await;
     }

@@ -2,7 +2,14 @@
 
 mod timer;
 
-use std::{convert::Infallible, pin::pin, time::Duration};
+use std::{
+    convert::Infallible,
+    future::poll_fn,
+    pin::pin,
+    sync::atomic::{AtomicBool, Ordering},
+    task::Poll,
+    time::Duration,
+};
 
 use http::{Request, Response, StatusCode};
 use hyper::{
@@ -53,6 +60,22 @@ impl HttpVersion {
 #[error("the server reset the stream")]
 pub(crate) struct Reset(#[source] pub(crate) h2::Error);
 
+/// Whether a client's connection ends as soon as its requests are answered. For HTTP/1 the answer's `connection: close` says so, too.
+#[derive(Debug, Default)]
+pub(crate) struct Closing(AtomicBool);
+
+impl Closing {
+    /// Ends the connection. The caller then answers a request.
+    pub(crate) fn begin(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    /// Waits for it beside the connection: what sends the answer wakes the connection's task, so that no request pays for a waker.
+    async fn begun(&self) {
+        poll_fn(|_| if self.0.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }).await;
+    }
+}
+
 /// Settings of HTTP connections from clients.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ServerSettings {
@@ -62,7 +85,7 @@ pub(crate) struct ServerSettings {
     pub(crate) http2: Http2ServerConfig,
 }
 
-/// Serves a connection until the client ends it, or until the proxy drains and its requests are answered.
+/// Serves a connection until the client ends it, or until the proxy drains or `closing` has begun and its requests are answered.
 ///
 /// # Errors
 /// When the connection failed; its requests have their answers or cannot get any.
@@ -71,6 +94,7 @@ pub(crate) async fn serve<S, A, F, O>(
     version: HttpVersion,
     settings: ServerSettings,
     drain: &drain::Watch,
+    closing: &Closing,
     answer: A,
 ) -> Result<(), hyper::Error>
 where
@@ -140,6 +164,7 @@ where
             tokio::select! {
                 served = uncork.drive(server.as_mut()) => return served,
                 () = drain.signaled() => {}
+                () = closing.begun() => {}
                 () = aged => {}
             }
             server.as_mut().graceful_shutdown();

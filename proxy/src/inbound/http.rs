@@ -39,7 +39,7 @@ use crate::{
         in_flight::Permit,
         orig_proto::{downgrade_request, to_absolute_form, upgrade_response},
         respond::{Failure, RequestKind},
-        serve::Reset,
+        serve::{Closing, Reset},
         upgrade::{is_tunnel, spawn_tunnel, strip_connect_response},
     },
     metrics::{Direction, HttpMetrics, InboundRouteMetrics, Outcome, StreamEnd},
@@ -89,6 +89,7 @@ pub(super) struct HttpConnection {
     policy: PortPolicy,
     counters: Counters,
     last_named: LastNamed,
+    closing: Closing,
     /// Where requests go instead of the application, at a gateway.
     gateway: Option<Route>,
 }
@@ -347,6 +348,9 @@ impl HttpConnection {
         arrived: Instant,
     ) -> Response<ResponseBody> {
         self.counters.failed(&self.inbound, failure, self.target.addr);
+        if failure.closes() {
+            self.closing.begin();
+        }
         let response = failure.respond(kind).map(|()| Body::Empty);
         match refused {
             Some(Refused { handles, profile, tapped }) => {

@@ -3,6 +3,7 @@
 //! Clients on loopback are always admitted, so tests of refusals use another peer address.
 
 mod access_log;
+mod close;
 mod limits;
 mod log;
 mod metrics;

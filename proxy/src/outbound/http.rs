@@ -50,11 +50,12 @@ pub(super) async fn serve(stream: Io<Stream>, version: HttpVersion, connection: 
         http1_timeout: shared.config.http1_client_timeout,
         http2: shared.config.http2.outbound_server,
     };
+    let served = Arc::clone(&connection);
     let answer = move |request| {
-        let connection = Arc::clone(&connection);
+        let connection = Arc::clone(&served);
         async move { connection.respond(request).await }
     };
-    if let Err(error) = serve_http(stream, version, settings, &shared.drain, answer).await {
+    if let Err(error) = serve_http(stream, version, settings, &shared.drain, &connection.closing, answer).await {
         tracing::debug!(%error, orig_dst.addr = %orig_dst, "HTTP connection ended");
     }
 }
@@ -78,6 +79,9 @@ impl Connection {
         let metrics = &self.worker.shared.metrics;
         metrics.outbound_http_errors.get_or_create(&vec![label("error", failure.label())]).inc();
         tracing::debug!(%failure, orig_dst.addr = %self.target.destination, "request failed");
+        if failure.closes() {
+            self.closing.begin();
+        }
         let response = failure.respond(kind).map(|()| Observed::unwatched(Body::Empty));
         traced.responded(response.status());
         Ok(response)

@@ -18,7 +18,7 @@ use crate::{
     http::{
         body::Body,
         respond::{Failure, RequestKind},
-        serve::Reset,
+        serve::{Closing, Reset},
     },
     io::Io,
 };
@@ -46,7 +46,9 @@ impl Outbound {
         let Self(worker) = self;
         let target = worker.named(name)?;
         // A request that has come through a gateway goes where the gateway was asked to send it.
-        Some(Named(Connection { worker: Arc::clone(worker), target, peer, requests_choose: false }))
+        // The gateway's connection is the inbound side's.
+        let closing = Closing::default();
+        Some(Named(Connection { worker: Arc::clone(worker), target, peer, requests_choose: false, closing }))
     }
 }
 

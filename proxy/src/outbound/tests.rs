@@ -1,5 +1,6 @@
 //! The outbound side against a control plane and endpoints on loopback, from an accepted connection to an endpoint.
 
+mod close;
 mod fake;
 mod faults;
 mod floods;

@@ -7,7 +7,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{HttpConnection, counters::Counters};
 use crate::{
-    http::serve::{HttpVersion, ServerSettings, serve as serve_http},
+    http::serve::{Closing, HttpVersion, ServerSettings, serve as serve_http},
     inbound::{Inbound, error::ConnectionError, gateway::Route, profiles::LastNamed},
     io::Io,
     policy::{PortPolicy, authz::Client},
@@ -58,6 +58,7 @@ fn connection(
         target: inbound.targets.get(target),
         counters: Counters::default(),
         last_named: LastNamed::default(),
+        closing: Closing::default(),
         inbound: Arc::clone(inbound),
         client,
         policy,
@@ -81,7 +82,8 @@ where
         http1_timeout: inbound.shared.config.http1_client_timeout,
         http2: inbound.shared.config.http2.inbound_server,
     };
-    let answer = move |request| Arc::clone(&connection).handle(request);
-    let served = serve_http(stream, version, settings, &inbound.shared.drain, answer).await;
+    let served = Arc::clone(&connection);
+    let answer = move |request| Arc::clone(&served).handle(request);
+    let served = serve_http(stream, version, settings, &inbound.shared.drain, &connection.closing, answer).await;
     served.map_err(ConnectionError::Http)
 }

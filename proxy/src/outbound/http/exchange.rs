@@ -340,8 +340,12 @@ impl Exchange<'_> {
             tracing::debug!(?reason, dst.addr = %endpoint.info.addr, "the endpoint's proxy answered in its place");
         }
         let close = response.headers_mut().remove(PROXY_CONNECTION_L5D).is_some_and(|value| value == "close");
-        if close && response.version() < Version::HTTP_2 && matches!(self.backend, Resolved::Forward(_)) {
-            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        // Only a proxy may say so, and only one that all requests of this connection go to.
+        if close && endpoint.identity().is_some() && matches!(self.backend, Resolved::Forward(_)) {
+            self.connection.closing.begin();
+            if response.version() < Version::HTTP_2 {
+                response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
         }
         response
     }
