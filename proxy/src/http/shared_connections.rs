@@ -15,11 +15,11 @@ use bytes::Bytes;
 use h2::client::SendRequest;
 use parking_lot::Mutex;
 
-/// The connections, the one that is filled first at the front.
-pub(crate) struct SharedConnections {
+/// The connections, the one that is filled first at the front. `E` is why an attempt fails.
+pub(crate) struct SharedConnections<E> {
     open: Mutex<Vec<Open>>,
-    /// Held while connecting, so that a burst of requests opens one connection.
-    connecting: tokio::sync::Mutex<()>,
+    /// Held while connecting, so that a burst of requests opens one connection; why the last attempt failed, if it did.
+    connecting: tokio::sync::Mutex<Option<Arc<E>>>,
     /// Number of failed attempts, so that a burst of requests also makes one attempt.
     failures: AtomicU64,
     /// Streams for each connection.
@@ -38,15 +38,13 @@ pub(crate) struct StreamPermit(Arc<AtomicUsize>);
 /// Why there is no connection that takes a request.
 #[derive(Debug)]
 pub(crate) enum GetError<E> {
-    /// The attempt that this request waited for has failed, and so would the next.
-    Awaited,
-    /// The attempt that this request made has failed.
-    Connect(E),
+    /// The attempt that this request made or waited for has failed.
+    Connect(Arc<E>),
     /// The new connection takes no request.
     Http2(h2::Error),
 }
 
-impl SharedConnections {
+impl<E> SharedConnections<E> {
     /// No connection yet. `stream_window` and `connection_window` are those that the connections announce.
     pub(crate) fn new(stream_window: u32, connection_window: u32) -> Self {
         let limit = usize::try_from(connection_window / stream_window.max(1)).unwrap_or(usize::MAX).max(1);
@@ -57,7 +55,7 @@ impl SharedConnections {
     ///
     /// # Errors
     /// See [`GetError`].
-    pub(crate) async fn get<E, F>(
+    pub(crate) async fn get<F>(
         &self,
         connect: impl FnOnce() -> F,
     ) -> Result<(SendRequest<Bytes>, StreamPermit), GetError<E>>
@@ -71,22 +69,26 @@ impl SharedConnections {
         Box::pin(self.open(connect)).await
     }
 
-    async fn open<E, F>(&self, connect: impl FnOnce() -> F) -> Result<(SendRequest<Bytes>, StreamPermit), GetError<E>>
+    async fn open<F>(&self, connect: impl FnOnce() -> F) -> Result<(SendRequest<Bytes>, StreamPermit), GetError<E>>
     where
         F: Future<Output = Result<SendRequest<Bytes>, E>>,
     {
         let failures = self.failures.load(Ordering::Relaxed);
-        let _connecting = self.connecting.lock().await;
+        let mut failed = self.connecting.lock().await;
         if let Some(known) = self.known().await {
             return Ok(known);
         }
-        if self.failures.load(Ordering::Relaxed) != failures {
-            return Err(GetError::Awaited);
+        if let Some(error) = failed.as_ref().filter(|_| self.failures.load(Ordering::Relaxed) != failures) {
+            return Err(GetError::Connect(Arc::clone(error)));
         }
-        let sender = connect().await.map_err(|error| {
-            self.failures.fetch_add(1, Ordering::Relaxed);
-            GetError::Connect(error)
-        })?;
+        let sender = match connect().await {
+            Ok(sender) => sender,
+            Err(error) => {
+                self.failures.fetch_add(1, Ordering::Relaxed);
+                return Err(GetError::Connect(Arc::clone(failed.insert(Arc::new(error)))));
+            }
+        };
+        *failed = None;
         let streams = Arc::new(AtomicUsize::new(1));
         let permit = StreamPermit(Arc::clone(&streams));
         self.open.lock().push(Open { sender: sender.clone(), streams });
@@ -152,7 +154,7 @@ mod tests {
 
     use super::*;
 
-    fn shared(limit: u32) -> SharedConnections {
+    fn shared<E>(limit: u32) -> SharedConnections<E> {
         SharedConnections::new(1, limit)
     }
 
@@ -172,7 +174,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_burst_of_requests_makes_one_attempt() {
+    async fn a_burst_of_requests_makes_one_attempt_and_shares_its_failure() {
         let shared = shared(10);
         let attempts = AtomicU64::new(0);
         let refused = || async {
@@ -181,10 +183,15 @@ mod tests {
             Err("refused")
         };
         let (first, second) = tokio::join!(shared.get(refused), shared.get(refused));
-        assert!(matches!(first, Err(GetError::Connect("refused"))));
-        assert!(matches!(second, Err(GetError::Awaited)));
+        let (Err(GetError::Connect(first)), Err(GetError::Connect(second))) = (first, second) else {
+            panic!("nothing can connect")
+        };
+        assert_eq!(*first, "refused");
+        assert!(Arc::ptr_eq(&first, &second));
         assert_eq!(attempts.load(Ordering::Relaxed), 1);
-        assert!(matches!(shared.get(refused).await, Err(GetError::Connect("refused"))), "a later request tries again");
+        let Err(GetError::Connect(later)) = shared.get(refused).await else { panic!("nothing can connect") };
+        assert!(!Arc::ptr_eq(&first, &later), "a later request tries again");
+        assert_eq!(attempts.load(Ordering::Relaxed), 2);
     }
 
     #[tokio::test]
@@ -198,7 +205,7 @@ mod tests {
         drop(held);
         shared.drop_unusable();
         assert!(shared.open.lock().is_empty());
-        assert!(matches!(shared.get(|| async { Err(()) }).await, Err(GetError::Connect(()))));
+        assert!(matches!(shared.get(|| async { Err(()) }).await, Err(GetError::Connect(_))));
     }
 
     #[tokio::test]

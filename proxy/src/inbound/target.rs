@@ -64,9 +64,9 @@ pub(super) enum ConnectError {
 /// Why a request was not answered.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SendError {
-    /// There is no connection.
+    /// There is no connection. Requests that waited for the same attempt share its failure.
     #[error(transparent)]
-    Connect(#[from] ConnectError),
+    Connect(#[from] Arc<ConnectError>),
     /// The connection failed after the request may have been sent.
     #[error("request to the application failed")]
     Http(#[source] hyper::Error),
@@ -96,7 +96,7 @@ pub(super) struct ApplicationPort {
     /// Kept HTTP/1 connections.
     idle: Pool,
     /// HTTP/2 connections: one, and more while those are full.
-    http2: SharedConnections,
+    http2: SharedConnections<ConnectError>,
 }
 
 /// A server's route, and its metrics.
@@ -203,7 +203,7 @@ impl ApplicationPort {
                     (sender, sent, again)
                 }
                 // Boxed: a request on a kept connection needs no room for what opens one.
-                None => (Box::pin(self.connect_http1()).await?, *request, None),
+                None => (Box::pin(self.connect_http1()).await.map_err(Arc::new)?, *request, None),
             };
             match sender.try_send_request(sent).await {
                 Ok(response) => {
@@ -261,7 +261,6 @@ impl ApplicationPort {
 
     async fn http2_sender(self: &Arc<Self>) -> Result<(Http2Sender, StreamPermit), SendError> {
         self.http2.get(|| self.connect_http2()).await.map_err(|error| match error {
-            GetError::Awaited => self.failed(io::ErrorKind::ConnectionRefused.into()).into(),
             GetError::Connect(error) => error.into(),
             GetError::Http2(error) => SendError::Http2(error),
         })

@@ -32,7 +32,7 @@ pub(crate) struct Endpoint {
     pub(crate) http: Arc<HttpMetrics>,
     pub(super) shared: Arc<Shared>,
     pub(super) h1: Pool,
-    pub(super) h2: SharedConnections,
+    pub(super) h2: SharedConnections<ConnectError>,
     transport: Arc<TransportMetrics>,
     tls: Mutex<Option<TlsConfig>>,
 }

@@ -5,7 +5,7 @@
 
 mod pump;
 
-use std::{future::poll_fn, io, sync::Arc};
+use std::{future::poll_fn, sync::Arc};
 
 use ::h2::{
     Ping, PingPong, Reason,
@@ -38,8 +38,9 @@ const INITIAL_STREAMS: usize = 1000;
 
 /// Why a request was not answered.
 pub(crate) enum SendError {
-    /// The endpoint did not process it; the request is unchanged.
-    Unsent(Box<Request<Body>>, Option<ConnectError>),
+    /// The endpoint did not process it; the request is unchanged. With a reason, the endpoint cannot be reached; requests that waited
+    /// for the same attempt share it.
+    Unsent(Box<Request<Body>>, Option<Arc<ConnectError>>),
     /// It may have been processed.
     Failed(::h2::Error),
 }
@@ -127,12 +128,11 @@ fn was_not_processed(error: &::h2::Error) -> bool {
 }
 
 /// A connection that can take a request, opened if there is none with room.
-async fn sender(endpoint: &Arc<Endpoint>) -> Result<(SendRequest<Bytes>, StreamPermit), ConnectError> {
+async fn sender(endpoint: &Arc<Endpoint>) -> Result<(SendRequest<Bytes>, StreamPermit), Arc<ConnectError>> {
     let addr = endpoint.info.addr;
     endpoint.h2.get(|| connect(endpoint)).await.map_err(|error| match error {
-        GetError::Awaited => ConnectError::Io { addr, source: io::ErrorKind::ConnectionRefused.into() },
         GetError::Connect(error) => error,
-        GetError::Http2(source) => ConnectError::Http2 { addr, source },
+        GetError::Http2(source) => Arc::new(ConnectError::Http2 { addr, source }),
     })
 }
 

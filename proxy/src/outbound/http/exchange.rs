@@ -138,7 +138,7 @@ impl From<Failure> for ExchangeError {
 /// How one attempt ended without a response.
 enum AttemptError {
     /// Nothing was processed. With a reason, the endpoint cannot be reached.
-    Unsent(Box<Request<Body>>, Option<ConnectError>),
+    Unsent(Box<Request<Body>>, Option<Arc<ConnectError>>),
     Final(ExchangeError),
     /// The client broke off its request; the endpoint has no part in it.
     BrokenOff(ExchangeError),
@@ -322,7 +322,7 @@ impl Exchange<'_> {
                 let failure = Failure::BadGateway(format!("the endpoint failed: {error}"));
                 Err(AttemptError::failed(failure, error.is_user()))
             }
-            Err(h1::SendError::Unsent(request, reason)) => Err(AttemptError::Unsent(request, reason)),
+            Err(h1::SendError::Unsent(request, reason)) => Err(AttemptError::Unsent(request, reason.map(Arc::new))),
         }
     }
 

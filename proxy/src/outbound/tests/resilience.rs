@@ -457,3 +457,22 @@ async fn a_response_whose_head_is_too_large_fails_and_the_next_one_does_not() {
     assert_eq!(proxy.get("/").await.status(), StatusCode::BAD_GATEWAY);
     assert_eq!(proxy.get("/").await.status(), StatusCode::OK);
 }
+
+#[tokio::test]
+async fn requests_that_wait_for_one_attempt_to_connect_get_one_answer() {
+    // The kernel accepts, and nobody answers TLS.
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = silent.local_addr().unwrap();
+    let control = Control::default();
+    let meshed = Some(endpoint(addr, Some((SERVER, addr.port()))));
+    let profile = DestinationProfile { endpoint: meshed, ..DestinationProfile::default() };
+    control.profiles.lock().insert(addr.to_string(), profile);
+    let soon = |config: &mut Config| config.outbound.connect_timeout = Duration::from_millis(300);
+    let proxy = Proxy::start_with(addr, control, soon, true).await;
+    for response in futures::future::join_all((0..3).map(|_| proxy.get("/"))).await {
+        assert_eq!(response.status(), StatusCode::GATEWAY_TIMEOUT, "{:?}", response.headers());
+        assert_eq!(response.headers()["l5d-proxy-error"], "connect timed out");
+    }
+    let counted = r#"outbound_http_errors_total{error="connect_timeout"} 3"#;
+    assert!(proxy.scrape().contains(counted), "{}", proxy.scrape());
+}
