@@ -27,6 +27,9 @@ pub(crate) use http2::{Http2Config, Http2ServerConfig};
 pub(crate) use trace::TraceConfig;
 pub(crate) use variables::{help, unknown};
 
+/// No variable changes it.
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// All settings of the proxy.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
@@ -108,6 +111,8 @@ pub(crate) struct OutboundConfig {
     pub(crate) http_queue: QueueConfig,
     /// Connections of unknown protocols that wait for a ready endpoint.
     pub(crate) tcp_queue: QueueConfig,
+    /// Deadline for the control plane's first answers about a destination.
+    pub(crate) discovery_timeout: Duration,
     /// How long an unused destination stays cached.
     pub(crate) discovery_idle_timeout: Duration,
     /// How long an idle HTTP/1 connection to an endpoint is kept.
@@ -401,6 +406,7 @@ impl Config {
                     .duration("OUTBOUND_HTTP1_CONNECTION_POOL_IDLE_TIMEOUT")?
                     .unwrap_or(Duration::from_secs(3)),
                 max_idle_connections: env.number("OUTBOUND_MAX_IDLE_CONNS_PER_ENDPOINT")?.unwrap_or(max_idle),
+                discovery_timeout: DISCOVERY_TIMEOUT,
                 max_in_flight: env.number("OUTBOUND_MAX_IN_FLIGHT")?.unwrap_or(100_000),
                 require_mtls: env.require_mtls()?,
                 ingress_mode,

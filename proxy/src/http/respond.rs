@@ -29,6 +29,9 @@ pub(crate) enum Failure {
     /// Connecting took too long.
     #[error("connect timed out")]
     ConnectTimeout,
+    /// The control plane did not say in time where the request goes.
+    #[error("discovery timed out")]
+    DiscoveryTimeout,
     /// A timeout of the policy.
     #[error("{0}")]
     Timeout(Expired),
@@ -107,7 +110,9 @@ impl Failure {
         match self {
             Self::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
             Self::BadGateway(_) | Self::PlaintextRefused(_) => StatusCode::BAD_GATEWAY,
-            Self::FailFast | Self::ConnectTimeout | Self::Timeout(_) => StatusCode::GATEWAY_TIMEOUT,
+            Self::FailFast | Self::ConnectTimeout | Self::DiscoveryTimeout | Self::Timeout(_) => {
+                StatusCode::GATEWAY_TIMEOUT
+            }
             Self::LoadShed => StatusCode::SERVICE_UNAVAILABLE,
             Self::Unauthorized => StatusCode::FORBIDDEN,
             Self::RateLimited => StatusCode::TOO_MANY_REQUESTS,
@@ -127,7 +132,7 @@ impl Failure {
         match self {
             Self::Internal(_) | Self::BadRequest => 13,
             Self::BadGateway(_) | Self::PlaintextRefused(_) | Self::LoadShed => 14,
-            Self::FailFast | Self::ConnectTimeout | Self::Timeout(_) => 4,
+            Self::FailFast | Self::ConnectTimeout | Self::DiscoveryTimeout | Self::Timeout(_) => 4,
             Self::Unauthorized => 7,
             Self::RateLimited => 8,
             Self::NoRoute | Self::GatewayDomain | Self::Redirect { .. } => 5,
@@ -145,6 +150,7 @@ impl Failure {
             | Self::PlaintextRefused(_)
             | Self::FailFast
             | Self::ConnectTimeout
+            | Self::DiscoveryTimeout
             | Self::LoadShed
             | Self::Loop
             | Self::BadRequest => true,
@@ -166,6 +172,7 @@ impl Failure {
             Self::PlaintextRefused(_) => "require_mtls",
             Self::FailFast => "fail_fast",
             Self::ConnectTimeout => "connect_timeout",
+            Self::DiscoveryTimeout => "discovery_timeout",
             Self::Timeout(expired) => expired.label(),
             Self::LoadShed => "load_shed",
             Self::Unauthorized => "unauthorized",
@@ -203,6 +210,7 @@ impl Failure {
             Self::Injected { .. } | Self::Redirect { .. } => "",
             Self::PlaintextRefused(_) => "REQUIRE_MTLS",
             Self::Internal(_)
+            | Self::DiscoveryTimeout
             | Self::Unauthorized
             | Self::RateLimited
             | Self::NoRoute
@@ -286,6 +294,7 @@ mod tests {
             (Failure::PlaintextRefused("x".into()), 502, 14, true),
             (Failure::FailFast, 504, 4, true),
             (Failure::ConnectTimeout, 504, 4, true),
+            (Failure::DiscoveryTimeout, 504, 4, true),
             (Failure::Timeout(Expired::Request), 504, 4, false),
             (Failure::LoadShed, 503, 14, true),
             (Failure::Unauthorized, 403, 7, false),
@@ -341,7 +350,10 @@ mod tests {
             assert!(failure.respond(shown).headers().contains_key("grpc-message"), "{failure:?}");
             for headers in [failure.respond(hidden).headers(), &failure.trailers(hidden)] {
                 assert_eq!(headers["grpc-status"], "4", "{failure:?}");
-                assert!(!headers.contains_key("grpc-message") && !headers.contains_key("l5d-proxy-error"), "{headers:?}");
+                assert!(
+                    !headers.contains_key("grpc-message") && !headers.contains_key("l5d-proxy-error"),
+                    "{headers:?}"
+                );
             }
         }
     }

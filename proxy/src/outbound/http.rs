@@ -18,7 +18,7 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 use weft_tls::identity::Identity;
 
-use super::Connection;
+use super::{Connection, target::TargetError};
 use crate::{
     discover::route::Matched,
     http::{
@@ -105,7 +105,10 @@ impl Connection {
 
         let named = self.named_by(&mut *request)?;
         let target = named.as_ref().unwrap_or(&self.target);
-        let plan = target.ready().await.map_err(|_| Failure::BadGateway("no destination".to_owned()))?;
+        let plan = target.ready().await.map_err(|error| match error {
+            TargetError::Timeout(_) => Failure::DiscoveryTimeout,
+            TargetError::Refused(_) => Failure::BadGateway("no destination".to_owned()),
+        })?;
         let http2 = request.version() == Version::HTTP_2;
         let routes = plan.http_routes(http2).ok_or_else(|| self.not_for_http())?;
         let Matched { id: (route, rule), action, prefix } = routes.find(&*request).ok_or(Failure::NoRoute)?;

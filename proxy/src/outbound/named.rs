@@ -59,7 +59,7 @@ impl Named {
         if let Err(error) = connection.target.ready().await {
             return Err(RelayError::Failure(match error {
                 TargetError::Refused(_) => Failure::GatewayDomain,
-                TargetError::Timeout(_) => Failure::BadGateway(error.to_string()),
+                TargetError::Timeout(_) => Failure::DiscoveryTimeout,
             }));
         }
         let version = request.version();

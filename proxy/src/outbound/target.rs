@@ -27,9 +27,6 @@ use crate::{
     shared::Shared,
 };
 
-/// Deadline for the control plane's first answer about a destination.
-const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// Why a destination has no plan.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TargetError {
@@ -109,7 +106,7 @@ impl OutboundTarget {
             let profile = profile.wait_for(|state| !matches!(state, ProfileState::Pending)).await.is_ok();
             profile && policy.wait_for(|state| !matches!(state, PolicyState::Pending)).await.is_ok()
         };
-        if !tokio::time::timeout(DISCOVERY_TIMEOUT, answers).await.unwrap_or(false) {
+        if !tokio::time::timeout(self.shared.config.outbound.discovery_timeout, answers).await.unwrap_or(false) {
             return Err(TargetError::Timeout(self.destination.clone()));
         }
         self.plan().ok_or_else(|| TargetError::Refused(self.destination.clone()))

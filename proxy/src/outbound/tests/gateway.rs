@@ -29,6 +29,10 @@ impl Clusters {
     }
 
     async fn with_identity(identity: &'static str) -> Self {
+        Self::with(identity, |_| {}).await
+    }
+
+    async fn with(identity: &'static str, change: impl FnOnce(&mut Config)) -> Self {
         let here = Control::default();
         let service = "10.1.3.1:80".parse().unwrap();
         here.policies.lock().insert(service, policy(SERVICE, vec![]));
@@ -45,6 +49,7 @@ impl Clusters {
         config.inbound.gateway_suffixes = vec![crate::destination::Suffix::parse("svc.cluster.local.").unwrap()];
         config.identity.local_name = identity.parse().unwrap();
         config.identity.server_name = identity.into();
+        change(&mut config);
         let (mut gateway, drain) = testing::shared(config, &client.mesh);
         std::mem::forget(drain);
         Arc::get_mut(&mut gateway).unwrap().credentials = watch::channel(Some(client.mesh.credentials(identity))).1;
@@ -114,6 +119,16 @@ async fn mirror_app() -> SocketAddr {
 
 fn forwarded() -> String {
     format!("forwarded=by={GATEWAY};for={};host={REMOTE};proto=https\n", testing::OWN)
+}
+
+#[tokio::test]
+async fn a_control_plane_that_says_nothing_about_a_name_is_a_timeout() {
+    let soon = |config: &mut Config| config.outbound.discovery_timeout = Duration::from_millis(100);
+    let clusters = Clusters::with(GATEWAY, soon).await;
+    clusters.control.silent.store(usize::MAX, Ordering::Relaxed);
+    clusters.mirror(&format!("{REMOTE}:80"));
+    assert_eq!(clusters.client.get("/").await.status(), StatusCode::GATEWAY_TIMEOUT);
+    assert_eq!(clusters.grpc().await, "4");
 }
 
 #[tokio::test]

@@ -85,6 +85,24 @@ async fn a_malformed_name_is_refused_and_an_unknown_one_has_no_destination() {
 }
 
 #[tokio::test]
+async fn a_control_plane_that_says_nothing_about_a_destination_is_a_timeout() {
+    let control = Control::default();
+    control.silent.store(usize::MAX, Ordering::Relaxed);
+    let soon = |config: &mut Config| {
+        ingress(config);
+        config.outbound.discovery_timeout = Duration::from_millis(100);
+    };
+    let proxy = Proxy::start_with(unused_addr().await, control, soon, true).await;
+    for request in [naming(WEB), get("/")] {
+        let response = proxy.http1().await.send_request(request).await.unwrap();
+        assert_eq!(response.status(), StatusCode::GATEWAY_TIMEOUT);
+        assert_eq!(response.headers()["connection"], "close");
+    }
+    let counted = r#"outbound_http_errors_total{error="discovery_timeout"} 2"#;
+    assert!(proxy.scrape().contains(counted), "{}", proxy.scrape());
+}
+
+#[tokio::test]
 async fn a_name_that_becomes_known_is_served() {
     let proxy = Proxy::start_with(unused_addr().await, Control::default(), ingress, true).await;
     assert_eq!(proxy.http1().await.send_request(naming(WEB)).await.unwrap().status(), StatusCode::BAD_GATEWAY);
