@@ -379,9 +379,16 @@ impl Config {
         let informational_headers = !env.flag("OUTBOUND_DISABLE_INFORMATIONAL_HEADERS")?.unwrap_or(ingress_mode);
         env.refuse("IDENTITY_DISABLED", "identity is mandatory; unset it")?;
         let admin_listen = env.socket_addr("ADMIN_LISTEN_ADDR")?.unwrap_or(localhost(4191));
+        let inbound_listen =
+            env.socket_addr("INBOUND_LISTEN_ADDR")?.unwrap_or(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 4143)));
+        let gateway_suffixes = env.suffixes("INBOUND_GATEWAY_SUFFIXES")?;
         let mut ports = env.ports("INBOUND_PORTS")?;
-        if !ports.contains(&admin_listen.port()) {
-            ports.push(admin_listen.port());
+        // Requests of a gateway have the policy of the proxy's own port.
+        let of_gateway = (!gateway_suffixes.is_empty()).then(|| inbound_listen.port());
+        for port in of_gateway.into_iter().chain([admin_listen.port()]) {
+            if !ports.contains(&port) {
+                ports.push(port);
+            }
         }
         let (backoff_min, backoff_max) = env.outbound_backoff()?;
         let max_idle = env.number("MAX_IDLE_CONNS_PER_ENDPOINT")?.unwrap_or(10_000);
@@ -399,6 +406,7 @@ impl Config {
                 backoff_jitter: env.backoff_jitter("OUTBOUND_CONNECT_EXP_BACKOFF_JITTER")?,
                 http_queue: env.queue("OUTBOUND_HTTP")?,
                 tcp_queue: env.queue("OUTBOUND_TCP")?,
+                discovery_timeout: DISCOVERY_TIMEOUT,
                 discovery_idle_timeout: env
                     .duration("OUTBOUND_DISCOVERY_IDLE_TIMEOUT")?
                     .unwrap_or(Duration::from_secs(5)),
@@ -406,7 +414,6 @@ impl Config {
                     .duration("OUTBOUND_HTTP1_CONNECTION_POOL_IDLE_TIMEOUT")?
                     .unwrap_or(Duration::from_secs(3)),
                 max_idle_connections: env.number("OUTBOUND_MAX_IDLE_CONNS_PER_ENDPOINT")?.unwrap_or(max_idle),
-                discovery_timeout: DISCOVERY_TIMEOUT,
                 max_in_flight: env.number("OUTBOUND_MAX_IN_FLIGHT")?.unwrap_or(100_000),
                 require_mtls: env.require_mtls()?,
                 ingress_mode,
@@ -415,9 +422,7 @@ impl Config {
                 allow_loopback: false,
             },
             inbound: InboundConfig {
-                listen: env
-                    .socket_addr("INBOUND_LISTEN_ADDR")?
-                    .unwrap_or(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 4143))),
+                listen: inbound_listen,
                 backlog: env.backlog("INBOUND_TCP_LISTEN_BACKLOG")?,
                 detect_timeout: env.duration("INBOUND_DETECT_TIMEOUT")?.unwrap_or(Duration::from_secs(10)),
                 authority_labels: env.unsafe_labels("INBOUND_METRICS_AUTHORITY_LABELS"),
@@ -438,7 +443,7 @@ impl Config {
                 ports,
                 opaque_ports: env.ports("INBOUND_PORTS_DISABLE_PROTOCOL_DETECTION")?,
                 tls_ports: env.ports("INBOUND_PORTS_REQUIRE_TLS")?,
-                gateway_suffixes: env.suffixes("INBOUND_GATEWAY_SUFFIXES")?,
+                gateway_suffixes,
                 ips: env.ips("INBOUND_IPS")?,
             },
             admin: AdminConfig {

@@ -282,8 +282,13 @@ fn clients_of_an_ingress_are_told_nothing_about_the_mesh_unless_the_settings_say
 fn a_gateway_has_suffixes() {
     const VARIABLE: &str = "LINKERD2_PROXY_INBOUND_GATEWAY_SUFFIXES";
     assert!(parse(&[]).unwrap().inbound.gateway_suffixes.is_empty());
-    let suffixes = parse(&[(VARIABLE, "svc.cluster.local., mesh.example.org")]).unwrap().inbound.gateway_suffixes;
-    assert_eq!(suffixes, ["svc.cluster.local", "mesh.example.org"].map(|suffix| Suffix::parse(suffix).unwrap()));
+    assert_eq!(parse(&[]).unwrap().inbound.ports, [4191]);
+    let inbound = parse(&[(VARIABLE, "svc.cluster.local., mesh.example.org")]).unwrap().inbound;
+    assert_eq!(inbound.ports, [4143, 4191], "its policy is watched from the start");
+    assert_eq!(
+        inbound.gateway_suffixes,
+        ["svc.cluster.local", "mesh.example.org"].map(|suffix| Suffix::parse(suffix).unwrap())
+    );
     let message = parse(&[(VARIABLE, "svc..local")]).unwrap_err().to_string();
     assert!(message.starts_with(VARIABLE), "{message}");
 }
