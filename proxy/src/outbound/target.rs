@@ -345,6 +345,6 @@ fn decide(
     }
     Some(match policy.opaque_routes() {
         Some(routes) => Policy { parent: policy.parent, protocol: Protocol::Opaque(routes) },
-        None => Policy::synthesize(by_profile()?, true, detect_timeout),
+        None => Policy::synthesize(backends()?, true, detect_timeout),
     })
 }

@@ -107,6 +107,43 @@ async fn traffic_is_split_by_weight() {
     assert!(first + second == 200 && (4..50).contains(&second), "{first} and {second}");
 }
 
+#[tokio::test]
+async fn connections_to_an_opaque_port_are_split_whatever_the_protocol_of_its_policy() {
+    async fn speaker(name: &'static [u8]) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                stream.write_all(name).await.unwrap();
+            }
+        });
+        addr
+    }
+    let http2 = || {
+        use weft_proto::linkerd::outbound::{OutboundPolicy, ProxyProtocol, proxy_protocol};
+        let kind = Some(proxy_protocol::Kind::Http2(proxy_protocol::Http2::default()));
+        OutboundPolicy { protocol: Some(ProxyProtocol { kind }), metadata: None }
+    };
+    for policy in [fake::missing_backend(), http2(), fake::grpc_policy("another.demo:80", None)] {
+        let control = Control::default();
+        let service: SocketAddr = "10.1.3.3:80".parse().unwrap();
+        let profile = DestinationProfile {
+            fully_qualified_name: NAME.into(),
+            opaque_protocol: true,
+            dst_overrides: vec![WeightedDst { authority: "canary.demo:80".into(), weight: 1, backend_ref: None }],
+            ..DestinationProfile::default()
+        };
+        control.profiles.lock().insert(service.to_string(), profile);
+        control.policies.lock().insert(service, policy);
+        control.update(SERVICE, add(vec![endpoint(speaker(b"stable").await, None)]));
+        control.update("canary.demo:80", add(vec![endpoint(speaker(b"canary").await, None)]));
+        let proxy = Proxy::start(service, control).await;
+        let mut name = [0; 6];
+        proxy.connect().await.read_exact(&mut name).await.unwrap();
+        assert_eq!(&name, b"canary");
+    }
+}
+
 /// An application's proxy whose control plane knows a profile of [`NAME`]; the address is that of its listener.
 async fn server(routes: Vec<Route>, change: impl FnOnce(&mut Config)) -> (SocketAddr, Arc<Shared>, impl Fn() -> usize) {
     let control = Control::default();
