@@ -1,7 +1,7 @@
 //! HTTP from one client: each request is checked against the current policy, forwarded to the application and counted.
 //!
 //! ```text
-//! request -> carried HTTP/1 restored -> l5d-client-id -> route -> authorization -> filters -> rate limit -> application
+//! request -> in flight -> carried HTTP/1 restored -> l5d-client-id -> route -> authorization -> filters -> rate limit -> application
 //! ```
 //!
 //! HTTP/2 goes to the application as HTTP/2, everything else as HTTP/1. Counters of a request are looked up once per
@@ -98,6 +98,7 @@ pub(super) struct HttpConnection {
 struct Admitted {
     request: Box<Request<Body>>,
     kind: RequestKind,
+    permit: Permit,
     handles: Arc<Handles>,
     /// The route of the ServiceProfile.
     profile: Option<ProfileRoute>,
@@ -137,9 +138,12 @@ impl HttpConnection {
         request.headers_mut().remove(ORIG_PROTO);
         let kind = RequestKind::inbound(request.version(), request.headers(), is_carried, self.client.is_meshed());
 
-        let mut response = match self.admit(&mut request) {
+        // As in Linkerd, the limit comes before policy: what is denied takes part, too.
+        let permit = self.inbound.limit.admit().ok_or(Failure::LoadShed);
+        let admitted = permit.and_then(|permit| Ok((permit, self.admit(&mut request)?)));
+        let mut response = match admitted {
             Err(failure) => self.refuse(&failure, kind, None, arrived),
-            Ok(handles) => {
+            Ok((permit, handles)) => {
                 handles.http.request();
                 handles.route.requests.inc();
                 let labels = handles.http.labels();
@@ -156,7 +160,7 @@ impl HttpConnection {
                 if let Some(profile) = &profile {
                     profile.metrics.request();
                 }
-                let admitted = Admitted { request, kind, handles, profile, arrived, tapped };
+                let admitted = Admitted { request, kind, permit, handles, profile, arrived, tapped };
                 self.forward(admitted).await?
             }
         };
@@ -234,12 +238,8 @@ impl HttpConnection {
     }
 
     async fn forward(&self, admitted: Admitted) -> Result<Response<ResponseBody>, Reset> {
-        let Admitted { mut request, kind, handles, profile, arrived, tapped } = admitted;
+        let Admitted { mut request, kind, permit, handles, profile, arrived, tapped } = admitted;
         let sent = Counted::wrap(request.body_mut(), &handles.route.request_frames);
-        let Some(permit) = self.inbound.limit.admit() else {
-            let refused = Refused { handles: &handles, profile, tapped };
-            return Ok(self.refuse(&Failure::LoadShed, kind, Some(refused), arrived));
-        };
         if let Some(gateway) = &self.gateway {
             // Boxed: a request of any other port would be as large as one that goes through the outbound side.
             return match Box::pin(gateway.send(*request, kind, self.client.addr)).await {

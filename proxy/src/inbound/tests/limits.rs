@@ -19,6 +19,25 @@ async fn a_client_that_does_not_finish_a_head_is_closed() {
     }
 }
 
+#[tokio::test]
+async fn the_limit_of_requests_in_flight_comes_before_policy() {
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let one = |config: &mut Config| config.inbound.max_in_flight = 1;
+    let world = World::with(silent.local_addr().unwrap(), one).await;
+    world.policies.publish(world.app.port(), detecting(vec![authz("web", only(&[CLIENT]))]));
+    assert_eq!(world.get(Via::Plain, Some(ELSEWHERE), "/").await.0, StatusCode::FORBIDDEN);
+    let mut held = world.connect(Via::Tls, Some(ELSEWHERE)).await;
+    held.write_all(b"GET / HTTP/1.1\r\nhost: web.demo\r\n\r\n").await.unwrap();
+    let (_app, _) = silent.accept().await.unwrap();
+    let (status, headers, _) = world.get(Via::Plain, Some(ELSEWHERE), "/").await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{headers:?}");
+    drop(held);
+    let has_room = async { while world.get(Via::Plain, Some(ELSEWHERE), "/").await.0 != StatusCode::FORBIDDEN {} };
+    tokio::time::timeout(Duration::from_secs(10), has_room)
+        .await
+        .expect("a request that its client gave up is counted");
+}
+
 /// An application of HTTP/2 that answers nobody before `expected` requests are there; its connections take at most `limit` streams.
 async fn gathering_app(expected: usize, limit: u32) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
