@@ -5,6 +5,7 @@
 
 use std::{io, net::SocketAddr, num::NonZeroU16, sync::Arc};
 
+use http::uri::Authority;
 use parking_lot::Mutex;
 use rustls::ClientConfig;
 use tokio::{io::AsyncWriteExt as _, net::TcpStream};
@@ -131,6 +132,11 @@ impl Endpoint {
     /// The endpoint's identity; `None` without TLS.
     pub(crate) fn identity(&self) -> Option<&Identity> {
         self.tls().map(|tls| &tls.server_id)
+    }
+
+    /// The Service's name that its gateway needs; this very pod is none.
+    pub(crate) fn authority_override(&self) -> Option<&Authority> {
+        self.info.authority_override.as_ref().filter(|_| !self.local)
     }
 
     /// Why there is no TLS with it, for labels.

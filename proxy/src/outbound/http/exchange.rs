@@ -257,7 +257,7 @@ impl Exchange<'_> {
         endpoint: &Arc<Endpoint>,
         mut request: Box<Request<Body>>,
     ) -> Result<(Response<Body>, Option<h1::CheckedOut>), AttemptError> {
-        let Some(authority) = &endpoint.info.authority_override else {
+        let Some(authority) = endpoint.authority_override() else {
             return self.attempt_as_it_is(endpoint, request).await;
         };
         let replaced = Replaced::by(&mut request, authority);

@@ -132,6 +132,28 @@ async fn a_control_plane_that_says_nothing_about_a_name_is_a_timeout() {
 }
 
 #[tokio::test]
+async fn an_endpoint_of_this_pod_gets_requests_in_plaintext_under_their_own_name() {
+    let app = mirror_app().await;
+    let control = Control::default();
+    let service = "10.1.3.9:80".parse().unwrap();
+    control.policies.lock().insert(service, policy(SERVICE, vec![]));
+    let mut endpoint = endpoint(app, Some((SERVER, app.port())));
+    endpoint.authority_override = Some(AuthorityOverride { authority_override: format!("{REMOTE}:80") });
+    control.update(SERVICE, add(vec![endpoint]));
+    let local = |config: &mut Config| config.inbound.ips = vec![app.ip()];
+    let proxy = Proxy::start_with(service, control, local, true).await;
+    let seen = text(proxy.get("/a").await).await;
+    assert!(seen.starts_with("HTTP/1.1 /a\n") && seen.contains("\nhost=server.demo\n"), "{seen}");
+    let stream = TokioIo::new(proxy.connect().await);
+    let (mut sender, connection) = conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+    tokio::spawn(connection);
+    let request = Request::get("http://server.demo/b").body(Empty::<Bytes>::new()).unwrap();
+    let seen = text(sender.send_request(request).await.unwrap()).await;
+    assert!(seen.starts_with("HTTP/2.0 http://server.demo/b\n"), "{seen}");
+    assert!(proxy.scrape().contains(r#"no_tls_reason="loopback""#), "{}", proxy.scrape());
+}
+
+#[tokio::test]
 async fn http1_reaches_a_meshed_service_of_another_cluster() {
     let clusters = Clusters::start().await;
     let (service, drain) = testing::shared(testing::config(), &clusters.client.mesh);
