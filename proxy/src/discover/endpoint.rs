@@ -116,7 +116,8 @@ impl EndpointInfo {
                     Some(protocol_hint::Protocol::H2(_)) => ProtocolHint::Http2,
                     Some(protocol_hint::Protocol::Opaque(_)) => ProtocolHint::Opaque,
                 };
-                (hint, port.and_then(NonZeroU16::new))
+                // As in Linkerd, the last port is none for headers.
+                (hint, port.filter(|port| *port < u16::MAX).and_then(NonZeroU16::new))
             }
         };
         let tls = match message.tls_identity {
@@ -211,6 +212,16 @@ mod tests {
         assert_eq!(endpoint.transport_port.unwrap().get(), 4143);
         assert_eq!(endpoint.tls.unwrap().server_id, "web.demo".parse().unwrap());
         assert_eq!(endpoint.labels, vec![("dst_pod".into(), "web-0".into()), ("dst_service".into(), "web".into())]);
+    }
+
+    #[test]
+    fn a_port_for_headers_is_above_0_and_below_65535() {
+        let read = |port| {
+            let mut message = meshed(dns("web.demo"), Some("web.demo"));
+            message.protocol_hint.as_mut().unwrap().opaque_transport.as_mut().unwrap().inbound_port = port;
+            EndpointInfo::read(message, &HashMap::new()).unwrap().transport_port.map(std::num::NonZeroU16::get)
+        };
+        assert_eq!([0, 1, 65_534, 65_535, 65_536, 70_000].map(read), [None, Some(1), Some(65_534), None, None, None]);
     }
 
     #[test]
