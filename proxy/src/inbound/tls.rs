@@ -26,7 +26,9 @@ use crate::{
     transport_header::ALPN,
 };
 
-/// Deadline for a client of the proxy's own ports to begin TLS, and to finish it: the limit for a first request.
+/// Deadline for a client of the proxy's own ports to begin to speak: Linkerd's.
+const OWN_PORT_DETECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Deadline for it to finish TLS: the limit for a first request.
 const OWN_PORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A connection to one of the proxy's own ports, decrypted if it uses mesh TLS.
@@ -94,7 +96,7 @@ impl TlsServer {
         server_name: &str,
     ) -> io::Result<(Box<dyn OwnPortStream>, Extensions)> {
         let addr = canonical(stream.peer_addr()?);
-        let (name, stream) = detect::tls(stream, OWN_PORT_TIMEOUT).await.map_err(io::Error::other)?;
+        let (name, stream) = detect::tls(stream, OWN_PORT_DETECT_TIMEOUT).await.map_err(io::Error::other)?;
         let (stream, tls): (Box<dyn OwnPortStream>, _) = match name {
             None => (Box::new(stream), ClientTls::None(NoTls::NotFromRemote)),
             Some(name) if *name == *server_name => {
@@ -137,4 +139,22 @@ async fn handshake(
     let identity = session.peer_certificates().and_then(peer_identity);
     let has_header = session.alpn_protocol() == Some(ALPN);
     Ok(Handshake { stream: Io::new(stream), identity, has_header })
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{net::TcpListener, time::Instant};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_of_an_own_port_has_a_second_to_begin() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let _silent = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        let began = Instant::now();
+        assert!(TlsServer::new(watch::channel(None).1).accept_own_port(stream, "web.demo").await.is_err());
+        let waited = began.elapsed();
+        assert!(waited >= Duration::from_secs(1) && waited < Duration::from_secs(2), "{waited:?}");
+    }
 }
