@@ -80,7 +80,7 @@ struct Logs {
 pub(crate) fn run(config: Config, unknown: &[String]) -> anyhow::Result<()> {
     weft_tls::install_crypto_provider();
     let format = if config.log_json { LogFormat::Json } else { LogFormat::Plain };
-    let log = telemetry::init(&config.log, format)
+    let log = telemetry::init_proxy(&config.log, format)
         .map_err(|error| UnusableSetting { variable: "LINKERD2_PROXY_LOG", reason: identity::with_sources(&error) })?;
     if !unknown.is_empty() {
         let variables = unknown.join(", ");

@@ -1,6 +1,7 @@
 //! Logs: to standard output, plain or JSON, with a level that can change while the process runs, and the latest
 //! warnings and errors ([`Recent`]).
 
+mod form;
 mod lines;
 mod recent;
 
@@ -8,7 +9,13 @@ use std::{fmt, io, str::FromStr};
 
 pub use lines::{LineWriter, Lines};
 pub use recent::{Line, Recent};
-use tracing_subscriber::{EnvFilter, Registry, layer::SubscriberExt, reload, util::SubscriberInitExt};
+use tracing_appender::non_blocking::NonBlocking;
+use tracing_subscriber::{
+    EnvFilter, Registry,
+    layer::{Layered, SubscriberExt},
+    reload,
+    util::SubscriberInitExt,
+};
 
 /// Prefix of the targets of our own crates.
 const OURS: &str = "weft";
@@ -73,16 +80,26 @@ pub struct LogLevel(reload::Handle<EnvFilter, Registry>);
 /// # Errors
 /// When the filter does not parse or logging was started before.
 pub fn init(filter: &str, format: LogFormat) -> Result<Log, TelemetryError> {
+    start(filter, |stdout| form::own(format, stdout))
+}
+
+/// The same with the lines of Linkerd's proxy.
+///
+/// # Errors
+/// See [`init`].
+pub fn init_proxy(filter: &str, format: LogFormat) -> Result<Log, TelemetryError> {
+    start(filter, |stdout| form::linkerds_proxy(format, stdout))
+}
+
+/// What a layer of lines is added to.
+type Beneath = Layered<Recent, Layered<reload::Layer<EnvFilter, Registry>, Registry>>;
+
+fn start(filter: &str, lines: impl FnOnce(NonBlocking) -> form::Lines<Beneath>) -> Result<Log, TelemetryError> {
     let (filter, handle) = reload::Layer::new(parse(filter)?);
     let (stdout, waiting) = Lines::to(io::stdout());
-    let lines = tracing_subscriber::fmt::layer().with_writer(stdout);
     let recent = Recent::default();
-    let registry = tracing_subscriber::registry().with(filter).with(recent.clone());
-    match format {
-        LogFormat::Plain => registry.with(lines.with_ansi(false)).try_init(),
-        LogFormat::Json => registry.with(lines.json().flatten_event(true)).try_init(),
-    }
-    .map_err(|_| TelemetryError::Initialized)?;
+    let registry = tracing_subscriber::registry().with(filter).with(recent.clone()).with(lines(stdout));
+    registry.try_init().map_err(|_| TelemetryError::Initialized)?;
     Ok(Log { level: LogLevel(handle), recent, lines: waiting })
 }
 

@@ -387,7 +387,7 @@ pub(super) const GROUPS: &[Group] = &[
                 "`warn,linkerd=info,weft=info,hickory=error`",
                 "filter directives; those of `linkerd` apply to Weft's own code",
             ),
-            Variable::new("LOG_FORMAT", "`plain`", "or `json`"),
+            Variable::new("LOG_FORMAT", "`plain`", "or `json`; lines are in Linkerd's form"),
             Variable::new(
                 "ACCESS_LOG",
                 "none",

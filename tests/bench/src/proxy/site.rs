@@ -375,7 +375,8 @@ impl Site {
 /// When a proxy was certified last, from its log.
 fn certified(log: &str) -> Option<SystemTime> {
     let line = log.lines().rfind(|line| line.contains(CERTIFIED))?;
-    humantime::parse_rfc3339(line.split_whitespace().next()?).ok()
+    let line: serde_json::Value = serde_json::from_str(line).ok()?;
+    humantime::parse_rfc3339(line["timestamp"].as_str()?).ok()
 }
 
 fn pod<'a>(pods: &'a [PodState], name: &str) -> anyhow::Result<&'a PodState> {
@@ -389,11 +390,15 @@ mod tests {
 
     #[test]
     fn the_last_certificate_counts() {
-        let log = "2026-11-23T12:23:10.287067Z  INFO weft_proxy::identity: certified identity server.id=a\n\
-                   2026-11-23T12:23:11.500000Z  INFO weft_proxy::identity: certified identity server.id=a\n\
-                   2026-11-23T12:23:12.000000Z  INFO weft_proxy::attest: other\n";
-        let time = certified(log).unwrap();
+        let log = [("10.287067", "certified identity"), ("11.500000", "certified identity"), ("12.000000", "other")].map(
+            |(seconds, message)| {
+                let begin = format!(r#"{{"timestamp":"2026-11-23T12:23:{seconds}Z","level":"INFO""#);
+                format!(r#"{begin},"fields":{{"message":"{message}","server.id":"a"}},"target":"weft_proxy","threadId":"ThreadId(1)"}}"#)
+            },
+        );
+        let time = certified(&log.join("\n")).unwrap();
         assert_eq!(humantime::format_rfc3339_micros(time).to_string(), "2026-11-23T12:23:11.500000Z");
-        assert!(certified("2026 INFO other\n").is_none());
+        assert!(certified(&log[2]).is_none());
+        assert!(certified("[     0.287067s]  INFO ThreadId(01) weft_proxy: certified identity\n").is_none());
     }
 }
