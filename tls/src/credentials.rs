@@ -202,3 +202,6 @@ pub fn peer_identity(certificates: &[CertificateDer<'_>]) -> Option<Identity> {
 fn owned(alpn: &[&[u8]]) -> Vec<Vec<u8>> {
     alpn.iter().map(|protocol| protocol.to_vec()).collect()
 }
+
+#[cfg(test)]
+mod tests;
