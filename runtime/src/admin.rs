@@ -207,27 +207,36 @@ pub fn text(status: StatusCode, body: impl Into<Bytes>) -> AdminResponse {
 mod tests {
     use super::*;
 
-    fn get(admin: &Admin, method: Method, path: &str) -> StatusCode {
+    async fn get(admin: &Admin, method: Method, path: &str) -> (u16, String) {
         let (head, ()) = Request::builder().method(method).uri(path).body(()).unwrap().into_parts();
         let peer = SocketAddr::from(([127, 0, 0, 1], 1));
-        admin.respond(&AdminRequest { head, body: Bytes::new(), peer }).status()
+        let response = admin.respond(&AdminRequest { head, body: Bytes::new(), peer });
+        let status = response.status().as_u16();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        (status, String::from_utf8(body.to_vec()).unwrap())
     }
 
-    #[test]
-    fn standard_routes_and_added_ones() {
+    #[tokio::test]
+    async fn standard_routes_and_added_ones() {
         let readiness = Readiness::new();
         let gate = readiness.gate("identity");
         let admin = Admin::new(Metrics::new(), readiness)
             .route(Method::POST, "/shutdown", |_| text(StatusCode::OK, "shutdown\n"));
-        assert_eq!(get(&admin, Method::GET, "/live"), StatusCode::OK);
-        assert_eq!(get(&admin, Method::GET, "/ping"), StatusCode::OK);
-        assert_eq!(get(&admin, Method::GET, "/ready"), StatusCode::SERVICE_UNAVAILABLE);
+        let not_ready = get(&admin, Method::GET, "/ready").await;
+        assert_eq!(not_ready, (503, "not ready: identity\n".to_owned()));
         gate.open();
-        assert_eq!(get(&admin, Method::GET, "/ready"), StatusCode::OK);
-        assert_eq!(get(&admin, Method::POST, "/ready"), StatusCode::METHOD_NOT_ALLOWED);
-        assert_eq!(get(&admin, Method::POST, "/shutdown"), StatusCode::OK);
-        assert_eq!(get(&admin, Method::GET, "/shutdown"), StatusCode::METHOD_NOT_ALLOWED);
-        assert_eq!(get(&admin, Method::GET, "/nothing"), StatusCode::NOT_FOUND);
+        for (method, path, status, body) in [
+            (Method::GET, "/live", 200, "live\n"),
+            (Method::GET, "/ping", 200, "pong\n"),
+            (Method::GET, "/ready", 200, "ready\n"),
+            (Method::HEAD, "/ready", 200, "ready\n"),
+            (Method::POST, "/ready", 405, "method not allowed\n"),
+            (Method::POST, "/shutdown", 200, "shutdown\n"),
+            (Method::GET, "/shutdown", 405, "method not allowed\n"),
+            (Method::GET, "/nothing", 404, "not found\n"),
+        ] {
+            assert_eq!(get(&admin, method.clone(), path).await, (status, body.to_owned()), "{method} {path}");
+        }
     }
 
     #[tokio::test]
