@@ -28,7 +28,7 @@ use weft_tls::credentials::Credentials;
 use crate::{
     access_log::AccessLog,
     admin, attest, build_info,
-    config::{Config, ControlAddr, StreamLimits, UnusableSetting},
+    config::{Config, ControlAddr, UnusableSetting},
     control::{
         ControlClient, Trust,
         metrics::{ControlMetrics, Service},
@@ -161,7 +161,7 @@ async fn supervise(
     let dns = Dns::with_ttl(shared.metrics.dns_resolutions.clone(), config.dns)
         .context("read the system's DNS configuration")?;
     let client = |service: Service, addr: &ControlAddr, trust| {
-        let limits = if addr.is_loopback() { StreamLimits::default() } else { config.control_streams };
+        let limits = config.stream_limits(addr);
         let metrics = control_metrics.service(service, addr);
         ControlClient::measured(addr.clone(), trust, dns.client(service.label()), limits, metrics)
     };

@@ -393,7 +393,7 @@ impl Config {
         let (backoff_min, backoff_max) = env.outbound_backoff()?;
         let max_idle = env.number("MAX_IDLE_CONNS_PER_ENDPOINT")?.unwrap_or(10_000);
         Ok(Self {
-            cores: env.cores()?,
+            cores: env.cores(std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN))?,
             outbound: OutboundConfig {
                 listen: env.outbound_listen()?,
                 backlog: env.backlog("OUTBOUND_TCP_LISTEN_BACKLOG")?,
@@ -486,6 +486,11 @@ impl Config {
             access_log: env.access_log()?,
             require_redirect: env.require_redirect()?,
         })
+    }
+
+    /// Limits of streams of a service of the control plane: none if it is in this very pod, from where it cannot vanish unnoticed.
+    pub(crate) fn stream_limits(&self, service: &ControlAddr) -> StreamLimits {
+        if service.is_loopback() { StreamLimits::default() } else { self.control_streams }
     }
 
     /// Whether `ip` is one of the pod's own addresses.

@@ -207,9 +207,8 @@ impl<'a> Env<'a> {
     }
 
     /// Number of workers: the larger of CORES_MIN (or the older CORES) and what CORES_MAX or CORES_MAX_RATIO allow, at
-    /// most the machine's.
-    pub(super) fn cores(&self) -> Result<NonZeroUsize, ConfigError> {
-        let available = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    /// most as many as processors are `available`.
+    pub(super) fn cores(&self, available: NonZeroUsize) -> Result<NonZeroUsize, ConfigError> {
         let count = "a whole number of at least 1";
         let positive = |value: &str| value.parse::<NonZeroUsize>().ok();
         let min = match self.parse("CORES_MIN", count, positive)? {

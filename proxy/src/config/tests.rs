@@ -48,6 +48,58 @@ fn defaults_are_linkerds() {
     assert_eq!(config.inbound.unanswered, Unanswered::Default);
     assert!(!config.outbound.allow_loopback);
     assert!(config.policy.control.is_loopback());
+    assert_eq!((config.cores.get(), config.metrics_retain_idle), (1, Duration::from_secs(600)));
+    for queue in [&config.outbound.http_queue, &config.outbound.tcp_queue] {
+        assert_eq!((queue.capacity, queue.failfast_timeout), (10_000, Duration::from_secs(3)));
+    }
+    let OutboundConfig { backoff_min, backoff_max, backoff_jitter, .. } = config.outbound;
+    let backoff = (Duration::from_millis(100), Duration::from_secs(60), 0.1);
+    assert_eq!((backoff_min, backoff_max, backoff_jitter), backoff);
+    assert_eq!([config.inbound.max_idle_connections, config.outbound.max_idle_connections], [10_000; 2]);
+    assert_eq!([config.inbound.max_in_flight, config.outbound.max_in_flight], [100_000; 2]);
+}
+
+#[test]
+fn workers_follow_from_the_settings_and_the_processors() {
+    for (settings, available, expected) in [
+        (&[][..], 8, 1),
+        (&[("CORES", "3")], 8, 3),
+        (&[("CORES_MIN", "2"), ("CORES", "3")], 8, 2),
+        (&[("CORES_MAX", "4")], 8, 4),
+        (&[("CORES_MAX", "2"), ("CORES_MIN", "3")], 8, 3),
+        (&[("CORES_MAX", "4"), ("CORES_MAX_RATIO", "1.0")], 8, 4),
+        (&[("CORES_MAX_RATIO", "0.5")], 8, 4),
+        (&[("CORES_MAX_RATIO", "0.5"), ("CORES_MIN", "6")], 8, 6),
+        (&[("CORES_MAX_RATIO", "0.3")], 8, 2),
+        (&[("CORES_MAX_RATIO", "0.1")], 2, 1),
+        (&[("CORES_MAX", "16")], 8, 8),
+        (&[("CORES", "16")], 2, 2),
+    ] {
+        let source = |name: &str| {
+            let (_, value) = settings.iter().find(|(setting, _)| name == format!("{}{setting}", env::PREFIX))?;
+            Some((*value).to_owned())
+        };
+        let available = NonZeroUsize::new(available).unwrap();
+        let workers = env::Env::new(&source).cores(available).unwrap().get();
+        assert_eq!(workers, expected, "{settings:?} on {available}");
+    }
+    for (variable, value) in [("CORES_MAX_RATIO", "0"), ("CORES_MAX_RATIO", "1.1"), ("CORES_MAX", "0")] {
+        let variable = format!("{}{variable}", env::PREFIX);
+        assert!(parse(&[(&variable, value)]).unwrap_err().to_string().starts_with(&variable), "{variable}");
+    }
+}
+
+#[test]
+fn streams_to_a_controller_in_the_pod_have_no_limits() {
+    let config = parse(&[("LINKERD2_PROXY_CONTROL_STREAM_INITIAL_TIMEOUT", "3s")]).unwrap();
+    assert_eq!(config.control_streams.initial, Some(Duration::from_secs(3)));
+    for (host, is_limited) in
+        [("127.0.0.1", false), ("::1", false), ("localhost.", false), ("10.0.0.1", true), ("policy.linkerd", true)]
+    {
+        let service = ControlAddr { host: host.to_owned(), port: 8090, identity: None };
+        let expected = if is_limited { config.control_streams } else { StreamLimits::default() };
+        assert_eq!(config.stream_limits(&service), expected, "{host}");
+    }
 }
 
 #[test]
