@@ -144,12 +144,19 @@ fn not_allowed(allow: &'static str) -> AdminResponse {
 
 #[cfg(test)]
 mod tests {
-    use http_body_util::BodyExt as _;
+    use std::sync::LazyLock;
+
+    use http_body_util::{BodyExt as _, Empty};
+    use hyper::client::conn::http2;
+    use hyper_util::rt::{TokioExecutor, TokioIo};
+    use weft_runtime::telemetry::{self, LogFormat};
 
     use super::*;
 
     const LOCAL: &str = "127.0.0.1:1";
     const REMOTE: &str = "10.0.0.1:1";
+    /// Loopback, as a listener of IPv6 sees it.
+    const MAPPED: &str = "[::ffff:127.0.0.1]:1";
 
     fn request(method: Method, uri: &str, peer: &str, accept: Option<&str>) -> AdminRequest {
         let mut builder = http::Request::builder().method(method).uri(uri);
@@ -160,18 +167,63 @@ mod tests {
         AdminRequest { head, body: Bytes::new(), peer: peer.parse().unwrap() }
     }
 
-    #[test]
-    fn shutdown_is_for_local_posts_where_it_is_enabled() {
-        for (method, peer, enabled, status, stops) in [
-            (Method::POST, LOCAL, true, 200, true),
-            (Method::POST, "[::ffff:127.0.0.1]:1", true, 200, true),
-            (Method::POST, LOCAL, false, 404, false),
-            (Method::POST, REMOTE, true, 403, false),
-            (Method::GET, LOCAL, true, 405, false),
+    /// The log of this process, which can be started only once.
+    fn log() -> LogLevel {
+        static LEVEL: LazyLock<LogLevel> = LazyLock::new(|| telemetry::init("off", LogFormat::Plain).unwrap().level);
+        LEVEL.clone()
+    }
+
+    /// A response's status and body.
+    async fn parts(response: AdminResponse) -> (u16, String) {
+        let status = response.status().as_u16();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        (status, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn shutdown_is_for_local_posts_where_it_is_enabled() {
+        const FORBIDDEN: &str = "only clients on localhost may do this\n";
+        for (method, peer, enabled, status, body) in [
+            (Method::POST, LOCAL, true, 200, "shutdown\n"),
+            (Method::POST, MAPPED, true, 200, "shutdown\n"),
+            (Method::POST, LOCAL, false, 404, "shutdown endpoint is not enabled\n"),
+            (Method::POST, REMOTE, true, 403, FORBIDDEN),
+            (Method::GET, LOCAL, true, 405, "method not allowed\n"),
         ] {
             let (sender, receiver) = watch::channel(false);
             let response = stop(&request(method.clone(), "/shutdown", peer, None), enabled, &sender);
-            assert_eq!((response.status().as_u16(), *receiver.borrow()), (status, stops), "{method} {peer} {enabled}");
+            assert_eq!(parts(response).await, (status, body.to_owned()), "{method} {peer} {enabled}");
+            assert_eq!(*receiver.borrow(), status == 200, "{method} {peer} {enabled}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_log_level_is_shown_and_changed_for_local_clients_alone() {
+        // A target of this test alone, so that others' logs stay off.
+        const DEBUG: &str = "weft_proxy::level=debug";
+        let is_debug = || tracing::enabled!(target: "weft_proxy::level", tracing::Level::DEBUG);
+        let log = log();
+        for (method, peer, sent, status, answer, debugs) in [
+            (Method::GET, LOCAL, &b""[..], 200, "off", false),
+            (Method::PUT, REMOTE, DEBUG.as_bytes(), 403, "only clients", false),
+            (Method::GET, REMOTE, b"", 403, "only clients", false),
+            (Method::POST, LOCAL, DEBUG.as_bytes(), 405, "method not allowed", false),
+            (Method::PUT, LOCAL, b"weft_proxy::level=debug\n", 204, "", true),
+            (Method::GET, MAPPED, b"", 200, DEBUG, true),
+            (Method::PUT, LOCAL, b"weft_proxy::level=loud", 400, "`weft_proxy::level=loud` is not a log filter", true),
+            (Method::PUT, LOCAL, b"\xff", 400, "the log level is not UTF-8", true),
+            (Method::GET, LOCAL, b"", 200, DEBUG, true),
+            (Method::PUT, MAPPED, b"off", 204, "", false),
+        ] {
+            let mut request = request(method.clone(), "/proxy-log-level", peer, None);
+            request.body = Bytes::from_static(sent);
+            let response = log_level(&request, &log);
+            let allowed = response.headers().get("allow").map(|allowed| allowed.to_str().unwrap().to_owned());
+            assert_eq!(allowed.as_deref(), (status == 405).then_some("GET, PUT"));
+            let (answered, body) = parts(response).await;
+            let described = format!("{method} {peer} {}", sent.escape_ascii());
+            assert_eq!((answered, is_debug()), (status, debugs), "{described}: {body}");
+            assert!(body.starts_with(answer) && body.is_empty() == answer.is_empty(), "{described}: {body}");
         }
     }
 
@@ -217,19 +269,14 @@ mod tests {
         let admin = Admin {
             registry: Metrics::new(),
             readiness,
-            log: weft_runtime::telemetry::init("off", weft_runtime::telemetry::LogFormat::Plain).unwrap().level,
+            log: log(),
             shutdown: watch::channel(false).0,
             port: AdminPort::new(Arc::clone(&shared), &policies),
         };
         tokio::spawn(run(shared, admin, listener));
 
         // 127.0.0.1 would be the pod itself, which policy admits.
-        for (identity, path, expected) in [
-            (None, "/ready", "HTTP/1.1 200"),
-            (None, "/metrics", "HTTP/1.1 403"),
-            (Some("other.demo"), "/metrics", "HTTP/1.1 403"),
-            (Some(PROMETHEUS), "/metrics", "HTTP/1.1 200"),
-        ] {
+        let connect = async |identity: Option<&str>| {
             let socket = tokio::net::TcpSocket::new_v4().unwrap();
             socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
             let mut stream: Box<dyn OwnPortStream> = Box::new(socket.connect(addr).await.unwrap());
@@ -239,11 +286,27 @@ mod tests {
                 let connector = tokio_rustls::TlsConnector::from(config);
                 stream = Box::new(connector.connect(name, stream).await.unwrap());
             }
+            stream
+        };
+        for (identity, path, expected) in [
+            (None, "/ready", "HTTP/1.1 200"),
+            (None, "/metrics", "HTTP/1.1 403"),
+            (Some("other.demo"), "/metrics", "HTTP/1.1 403"),
+            (Some(PROMETHEUS), "/metrics", "HTTP/1.1 200"),
+        ] {
+            let mut stream = connect(identity).await;
             let request = format!("GET {path} HTTP/1.1\r\nhost: proxy\r\n\r\n");
             stream.write_all(request.as_bytes()).await.unwrap();
             let mut status = [0; 12];
             stream.read_exact(&mut status).await.unwrap();
             assert_eq!(std::str::from_utf8(&status).unwrap(), expected, "{identity:?} {path}");
+
+            let stream = TokioIo::new(connect(identity).await);
+            let (mut sender, connection) = http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+            tokio::spawn(connection);
+            let request = http::Request::get(format!("http://proxy{path}")).body(Empty::<Bytes>::new()).unwrap();
+            let status = sender.send_request(request).await.unwrap().status();
+            assert_eq!(status.as_str(), &expected[9..], "{identity:?} {path} over HTTP/2");
         }
     }
 }
