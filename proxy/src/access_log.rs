@@ -201,6 +201,24 @@ mod tests {
     }
 
     #[test]
+    fn the_trace_is_that_of_the_first_header_that_names_one() {
+        let (log, _lines) = AccessLog::to(AccessLogFormat::Json, io::sink());
+        let (b3, id, amazons) = (("x-b3-traceid", "b3"), ("x-request-id", "id"), ("x-amzn-trace-id", "amazons"));
+        for (headers, expected) in [
+            (&[amazons, id, b3][..], "b3"),
+            (&[amazons, id], "id"),
+            (&[amazons], "amazons"),
+            (&[("traceparent", "00-1-2-01")], ""),
+        ] {
+            let add = |request: ::http::request::Builder, (name, value): &(&str, &str)| request.header(*name, *value);
+            let request = headers.iter().fold(Request::get("/"), add).body(()).unwrap();
+            let entry = log.begin(&request, "10.0.0.1:1".parse().unwrap(), None);
+            let line: Value = serde_json::from_str(&entry.line(Duration::ZERO)).unwrap();
+            assert_eq!(line["trace_id"], expected, "{headers:?}");
+        }
+    }
+
+    #[test]
     fn a_request_without_an_answer_has_no_status() {
         let (entry, _lines) = entry(AccessLogFormat::Json, "/");
         let line: Value = serde_json::from_str(&entry.line(Duration::from_micros(1))).unwrap();

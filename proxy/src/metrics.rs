@@ -458,13 +458,28 @@ mod tests {
 
     #[test]
     fn families_have_linkerds_names() {
+        use std::io::ErrorKind;
+
         let mut registry = Registry::default();
         let metrics = ProxyMetrics::register(&mut registry);
         let labels = target_labels("10.0.0.1:80".parse().unwrap());
         let transport = metrics.transport(Direction::Outbound, Peer::Dst, &labels);
         transport.opened();
         transport.read(7);
+        transport.written(9);
         transport.closed(None);
+        for kind in [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe, ErrorKind::TimedOut, ErrorKind::Other] {
+            transport.opened();
+            transport.closed(Some(&kind.into()));
+        }
+        // What a controller says beside the zones that there are becomes no label.
+        for (zone, bytes) in [("local", 1), ("remote", 10), ("of-a-controller", 100), ("another", 1000)] {
+            let mut zoned = labels.clone();
+            zoned.push(label("dst_zone_locality", zone));
+            let transport = metrics.transport(Direction::Outbound, Peer::Dst, &zoned);
+            transport.read(bytes);
+            transport.written(2 * bytes);
+        }
         let http = metrics.http(Direction::Inbound, &labels);
         http.request();
         for outcome in [Outcome::success(200), Outcome::failure(Some(200), "h2(CANCEL)")] {
@@ -476,10 +491,21 @@ mod tests {
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         let target = r#"target_addr="10.0.0.1:80",target_ip="10.0.0.1",target_port="80""#;
         for line in [
-            format!(r#"tcp_open_total{{direction="outbound",peer="dst",{target}}} 1"#),
+            format!(r#"tcp_open_total{{direction="outbound",peer="dst",{target}}} 5"#),
             format!(r#"tcp_open_connections{{direction="outbound",peer="dst",{target}}} 0"#),
             format!(r#"tcp_read_bytes_total{{direction="outbound",peer="dst",{target}}} 7"#),
+            format!(r#"tcp_write_bytes_total{{direction="outbound",peer="dst",{target}}} 9"#),
             format!(r#"tcp_close_total{{direction="outbound",peer="dst",{target},errno=""}} 1"#),
+            format!(r#"tcp_close_total{{direction="outbound",peer="dst",{target},errno="ECONNRESET"}} 1"#),
+            format!(r#"tcp_close_total{{direction="outbound",peer="dst",{target},errno="EPIPE"}} 1"#),
+            format!(r#"tcp_close_total{{direction="outbound",peer="dst",{target},errno="ETIMEDOUT"}} 1"#),
+            format!(r#"tcp_close_total{{direction="outbound",peer="dst",{target},errno="EIO"}} 1"#),
+            r#"outbound_tcp_transfer_cost_bytes_total{op="Recv",zone_locality="local"} 1"#.to_owned(),
+            r#"outbound_tcp_transfer_cost_bytes_total{op="Send",zone_locality="local"} 2"#.to_owned(),
+            r#"outbound_tcp_transfer_cost_bytes_total{op="Recv",zone_locality="remote"} 10"#.to_owned(),
+            r#"outbound_tcp_transfer_cost_bytes_total{op="Send",zone_locality="remote"} 20"#.to_owned(),
+            r#"outbound_tcp_transfer_cost_bytes_total{op="Recv",zone_locality="unknown"} 1107"#.to_owned(),
+            r#"outbound_tcp_transfer_cost_bytes_total{op="Send",zone_locality="unknown"} 2209"#.to_owned(),
             format!(r#"request_total{{direction="inbound",{target}}} 1"#),
             format!(r#"response_total{{direction="inbound",{target},status_code="200",classification="success"}} 1"#),
             format!(
@@ -489,7 +515,7 @@ mod tests {
             r#"inbound_http_authz_deny_total{tls="true"} 1"#.to_owned(),
             format!(r#"response_latency_ms_bucket{{le="+Inf",direction="inbound",{target},status_code="200"}} 2"#),
         ] {
-            assert!(text.contains(&line), "{line} is not in\n{text}");
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
         }
     }
 }

@@ -118,8 +118,11 @@ impl World {
     }
 
     async fn with(limits: StreamLimits) -> Self {
+        Self::measured(limits, ControlMetrics::default()).await
+    }
+
+    async fn measured(limits: StreamLimits, metrics: ControlMetrics) -> Self {
         let (mesh, dns) = (Mesh::new(), DnsServer::start().await);
-        let metrics = ControlMetrics::default();
         let addr = ControlAddr { host: "policy.test.".to_owned(), port: 8090, identity: Some(POLICY.parse().unwrap()) };
         let (_, credentials) = watch::channel(Some(mesh.credentials(OWN)));
         let client = ControlClient::measured(
@@ -262,6 +265,40 @@ async fn a_replica_that_says_it_is_unavailable_rests() {
     };
     let (failed, succeeded) = (responses("failure", "14"), responses("success", "0"));
     assert_eq!((failed, succeeded), (down.asked() as u64, up.asked() as u64));
+}
+
+#[tokio::test]
+async fn a_scrape_has_requests_responses_and_replicas_under_linkerds_names() {
+    let mut registry = prometheus_client::registry::Registry::default();
+    let metrics = ControlMetrics::register(&mut registry);
+    let world = World::measured(StreamLimits::default(), metrics).await;
+    let replicas = [
+        Replica::start(&world.mesh, POLICY, Behaviour::Status("0")).await,
+        Replica::start(&world.mesh, POLICY, Behaviour::Status("0")).await,
+    ];
+    world.publish(60, &replicas.each_ref());
+    for _ in 0..3 {
+        drop(world.send().await.unwrap().into_body().collect().await.unwrap());
+    }
+    let in_pod = ControlAddr { host: "localhost.".to_owned(), port: 8080, identity: None };
+    let _identity = world.metrics.service(Service::Identity, &in_pod);
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+    let addr = r#"addr="policy.test:8090""#;
+    let client = format!(r#"{addr},tls="true",server_id="{POLICY}""#);
+    for line in [
+        format!("control_request_total{{{client}}} 3"),
+        format!(r#"control_response_total{{{client},status_code="200",classification="success",grpc_status="0"}} 3"#),
+        format!(r#"control_response_latency_ms_count{{{client},status_code="200"}} 3"#),
+        format!(r#"control_policy_balancer_endpoints{{{addr},endpoint_state="ready"}} 2"#),
+        format!(r#"control_policy_balancer_endpoints{{{addr},endpoint_state="pending"}} 0"#),
+        format!("control_policy_balancer_p2c_endpoints{{{addr}}} 2"),
+        format!(r#"control_policy_balancer_p2c_updates_total{{op="Reset",{addr}}} 1"#),
+        r#"control_request_total{addr="localhost:8080",tls="no_identity",no_tls_reason="loopback"} 0"#.to_owned(),
+        r#"control_identity_balancer_p2c_endpoints{addr="localhost:8080"} 0"#.to_owned(),
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+    }
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use weft_proto::linkerd::identity::{
     CertifyResponse,
     identity_server::{Identity as IdentityService, IdentityServer},
 };
-use weft_runtime::readiness::Readiness;
+use weft_runtime::{metrics::Format, readiness::Readiness};
 use weft_tls::{
     ca::{Issuer, Root},
     identity::Identity,
@@ -122,6 +122,7 @@ struct Fixture {
     credentials: watch::Receiver<Option<Arc<Credentials>>>,
     readiness: Readiness,
     asked: Arc<AtomicUsize>,
+    registry: Metrics,
 }
 
 /// An authority that serves, and a certifier that has not requested anything yet. The anchors are the authority's own,
@@ -158,16 +159,16 @@ async fn fixture(lifetime: Duration, own_anchors: bool) -> Fixture {
     identity.source = IdentitySource::Controller(config);
     let Bootstrap { anchors, source } = Bootstrap::read(&identity).unwrap();
     let gate = readiness.gate("identity");
-    let publisher = Publisher::new(&identity, anchors, credentials_tx, gate, &Metrics::new());
+    let registry = Metrics::new();
+    let publisher = Publisher::new(&identity, anchors, credentials_tx, gate, &registry);
     let Source::Controller(requester) = source else { panic!("the source is the controller") };
     let certifier = Certifier { requester, client, publisher };
-    Fixture { _dir: dir, certifier, credentials, readiness, asked }
+    Fixture { _dir: dir, certifier, credentials, readiness, asked, registry }
 }
 
 #[tokio::test]
 async fn the_first_certificate_opens_the_gate_and_short_ones_are_renewed() {
-    let Fixture { _dir, certifier, mut credentials, readiness, .. } = fixture(SECOND, true).await;
-    let metrics = certifier.publisher.metrics.clone();
+    let Fixture { _dir, certifier, mut credentials, readiness, registry, .. } = fixture(SECOND, true).await;
     assert_eq!(readiness.pending(), ["identity"]);
     let task = tokio::spawn(async move { certifier.certify_forever().await });
     let first = credentials.wait_for(Option::is_some).await.unwrap().clone().unwrap();
@@ -175,8 +176,19 @@ async fn the_first_certificate_opens_the_gate_and_short_ones_are_renewed() {
     let second = credentials.borrow().clone().unwrap();
     assert!(!Arc::ptr_eq(&first, &second));
     assert!(readiness.pending().is_empty());
-    assert!(metrics.refreshes.get_or_create(&[("result", "ok")]).get() >= 2);
-    assert!(metrics.expiration.get() > 0);
+    let text = registry.encode(Format::Text);
+    let value = |name: &str| {
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("{name} is not in\n{text}")).parse::<f64>().unwrap()
+    };
+    let seconds = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs_f64();
+    let (now, expires) = (seconds(SystemTime::now()), seconds(second.expiry()));
+    assert!(value(r#"control_identity_cert_refreshes_total{result="ok"}"#) >= 2.0, "{text}");
+    // Another renewal may have come meanwhile.
+    let published = value("control_identity_cert_expiration_timestamp_seconds");
+    assert!((expires.floor()..=expires + 60.0).contains(&published), "{published} for {expires}");
+    let refreshed = value("control_identity_cert_refresh_timestamp_seconds");
+    assert!((now - 60.0..=now).contains(&refreshed), "{refreshed} at {now}");
     task.abort();
 }
 

@@ -168,6 +168,23 @@ mod tests {
         }
         assert_eq!(counts(&bytes), [2, 1, 0, 1]);
     }
+
+    #[test]
+    fn the_bounds_are_linkerds() {
+        let from_ones = |tens: f64| [1.0, 2.0, 3.0, 4.0, 5.0].map(|ones| ones * tens);
+        let milliseconds: Vec<f64> = [1.0, 10.0, 100.0, 1000.0, 10_000.0].into_iter().flat_map(from_ones).collect();
+        for (name, bounds, expected) in [
+            ("latency in milliseconds", Milliseconds::BOUNDS, &milliseconds[..]),
+            ("coarse durations", CoarseSeconds::BOUNDS, &[0.05, 0.5, 1.0, 10.0]),
+            ("fine durations", FineSeconds::BOUNDS, &[0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 10.0]),
+            ("the queue", QueueSeconds::BOUNDS, &[0.0005, 0.005, 0.05, 0.5, 1.0, 3.0]),
+            ("detection", DetectSeconds::BOUNDS, &[0.001, 0.1]),
+            ("frames", FrameBytes::BOUNDS, &[128.0, 1024.0, 10240.0]),
+        ] {
+            assert_eq!(bounds, expected, "{name}");
+        }
+    }
+
     #[test]
     fn a_bucket_names_the_last_trace_in_it() {
         let (metrics, latency) = (Metrics::default(), LatencyMs::default());

@@ -61,3 +61,30 @@ impl EncodeMetric for Unsuffixed {
         MetricType::Unknown
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scrape_has_linkerds_names_without_the_suffix_of_counters() {
+        let mut registry = Registry::default();
+        let metrics = TraceMetrics::register(&mut registry);
+        metrics.streams.inc_by(3);
+        metrics.requests.inc_by(2);
+        metrics.exported.inc_by(40);
+        metrics.dropped_full.inc_by(5);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        for line in [
+            "opentelemetry_span_export_streams 3",
+            "opentelemetry_span_export_requests 2",
+            "opentelemetry_span_exports 40",
+            r#"weft_proxy_spans_dropped_total{reason="queue_full"} 5"#,
+            r#"weft_proxy_spans_dropped_total{reason="failed"} 0"#,
+            r#"weft_proxy_spans_dropped_total{reason="rejected"} 0"#,
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+    }
+}

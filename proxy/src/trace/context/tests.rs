@@ -101,6 +101,18 @@ fn w3c_goes_before_b3_and_a_malformed_one_does_not_hide_it() {
 }
 
 #[test]
+fn grpcs_binary_goes_before_b3_and_after_w3c() {
+    let binary = grpc(&[&[0, 0], &1_u128.to_be_bytes(), &[1], &2_u64.to_be_bytes(), &[2, 0]]);
+    let (of_grpc, single) = (("grpc-trace-bin", &*binary), ("b3", B3_SHORT));
+    let multi = [("x-b3-traceid", "a3ce929d0e0e4736"), ("x-b3-spanid", "00f067aa0ba902b7"), ("x-b3-sampled", "1")];
+    assert_eq!(read(&[single, of_grpc]), Some((1, 2, false)));
+    assert_eq!(read(&[multi[0], multi[1], multi[2], of_grpc]), Some((1, 2, false)));
+    assert_eq!(read(&[of_grpc, ("traceparent", W3C)]), Some((TRACE, SPAN, true)));
+    let malformed = ("grpc-trace-bin", "AAAA");
+    assert_eq!(read(&[malformed, single]), Some((0xa3ce_929d_0e0e_4736, SPAN, true)));
+}
+
+#[test]
 fn only_the_format_that_was_read_is_written() {
     let write = |fields: &[(&str, &str)]| {
         let mut written = headers(fields);
