@@ -221,4 +221,43 @@ mod tests {
         stream.read_exact(&mut read).await.unwrap();
         assert!(read == hello);
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn half_a_client_hello_is_not_waited_for_longer_than_the_timeout() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (server, _) = listener.accept().await.unwrap();
+        client.write_all(&client_hello::tests::hello("web.demo")[..20]).await.unwrap();
+        let began = tokio::time::Instant::now();
+        assert!(matches!(tls(server, Duration::from_secs(10)).await, Err(DetectError::TimedOut)));
+        assert_eq!(began.elapsed().as_secs(), 10);
+    }
+
+    #[tokio::test]
+    async fn a_client_hello_that_is_too_large_is_not_tls_and_is_read_again() {
+        // A record of 16 KiB with an extension before the name (RFC 8446 section 4.1.2).
+        let hello = |before_name: u16| {
+            let name = b"web.demo";
+            let mut bytes = [&[22, 3, 1, 0x40, 0, 1, 0, 0, 0, 3, 3][..], &[0; 32], &[0, 0, 2, 0x13, 1, 1, 0]].concat();
+            bytes.extend((before_name + 4 + 9 + name.len() as u16).to_be_bytes());
+            bytes.extend([0xfa, 0xfa].into_iter().chain(before_name.to_be_bytes()));
+            bytes.extend(vec![0; usize::from(before_name)]);
+            let length = name.len() as u8;
+            bytes.extend([0, 0, 0, length + 5, 0, length + 3, 0, 0, length]);
+            bytes.extend(name);
+            bytes
+        };
+        for (before_name, expected) in [(7000, Some("web.demo")), (9000, None)] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            let (server, _) = listener.accept().await.unwrap();
+            let hello = hello(before_name);
+            client.write_all(&hello).await.unwrap();
+            let (name, mut stream) = tls(server, Duration::from_secs(5)).await.unwrap();
+            assert_eq!(name.as_deref(), expected, "{before_name}");
+            let mut read = vec![0; hello.len()];
+            stream.read_exact(&mut read).await.unwrap();
+            assert!(read == hello);
+        }
+    }
 }

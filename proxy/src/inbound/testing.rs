@@ -2,11 +2,13 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use rcgen::{CertificateParams, KeyPair, SanType};
+use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 use tokio::{runtime::Handle, sync::watch};
 use weft_runtime::drain::{Drain, Watch};
 use weft_tls::{
     anchors::TrustAnchors,
-    ca::{Issuer, Root},
+    ca::{Issuer, IssuerPem, Root},
     credentials::Credentials,
     identity::Identity,
     keys::IdentityKey,
@@ -50,16 +52,49 @@ pub(crate) fn config() -> Config {
 /// A certificate authority for one test.
 pub(crate) struct Mesh {
     issuer: Issuer,
+    pem: IssuerPem,
+    /// The root's certificate.
+    root_pem: String,
+    /// What the mesh's workloads trust.
     anchors: TrustAnchors,
 }
 
 impl Mesh {
     pub(crate) fn new() -> Self {
+        Self::with_others("")
+    }
+
+    /// Another mesh, whose workloads trust those of `other`, which do not trust them.
+    pub(crate) fn trusting(other: &Self) -> Self {
+        Self::with_others(&other.root_pem)
+    }
+
+    fn with_others(roots: &str) -> Self {
         weft_tls::install_crypto_provider();
         let root = Root::generate("root").unwrap();
-        let anchors = TrustAnchors::from_pem(root.certificate_pem()).unwrap();
+        let root_pem = root.certificate_pem().to_owned();
+        let anchors = TrustAnchors::from_pem(&format!("{root_pem}{roots}")).unwrap();
         let pem = root.issue_issuer("issuer").unwrap();
-        Self { issuer: Issuer::from_pem(&pem.certificate, &pem.key, &anchors).unwrap(), anchors }
+        Self { issuer: Issuer::from_pem(&pem.certificate, &pem.key, &anchors).unwrap(), pem, root_pem, anchors }
+    }
+
+    /// What the mesh's workloads trust.
+    pub(crate) fn anchors(&self) -> &TrustAnchors {
+        &self.anchors
+    }
+
+    /// Credentials of a workload whose identity is a SPIFFE ID, which the mesh's own authority does not certify.
+    pub(crate) fn svid(&self, id: &str) -> Arc<Credentials> {
+        let issuer_key = KeyPair::from_pem(&self.pem.key).unwrap();
+        let issuer = rcgen::Issuer::from_ca_cert_pem(&self.pem.certificate, issuer_key).unwrap();
+        let mut params = CertificateParams::default();
+        params.subject_alt_names = vec![SanType::URI(id.try_into().unwrap())];
+        let key = KeyPair::generate().unwrap();
+        let leaf = params.signed_by(&key, &issuer).unwrap();
+        let issuer = CertificateDer::from_pem_slice(self.pem.certificate.as_bytes()).unwrap();
+        let chain = [leaf.der().as_ref(), issuer.as_ref()].concat();
+        let name = id.parse().unwrap();
+        Arc::new(Credentials::from_svid(name, key.serialize_der(), &chain, self.anchors.clone()).unwrap())
     }
 
     /// A workload's credentials.

@@ -10,6 +10,7 @@ mod metrics;
 mod policy;
 mod requests;
 mod routes;
+mod tls;
 
 use std::{net::SocketAddr, num::NonZeroU16, time::Duration};
 
@@ -90,7 +91,11 @@ impl World {
         let (accepted, real_peer) = listener.accept().await.unwrap();
         let peer = peer.map_or(real_peer, |peer| peer.parse().unwrap());
         let inbound = Arc::clone(&self.inbound);
-        let served = async move { accept::serve(&inbound, accepted, peer, target).await };
+        let served = async move {
+            if let Err(error) = accept::serve(&inbound, accepted, peer, target).await {
+                inbound.failed(&error, peer, target);
+            }
+        };
         tokio::spawn(self.registry.drain.track(served));
         client
     }
@@ -128,14 +133,7 @@ impl World {
     }
 
     async fn get(&self, via: Via, peer: Option<&str>, path: &str) -> (StatusCode, ::http::HeaderMap, String) {
-        let stream = TokioIo::new(self.connect(via, peer).await);
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await.unwrap();
-        tokio::spawn(connection);
-        let request = Request::builder().uri(path).header("host", "web.demo").header("l5d-client-id", "forged");
-        let response = sender.send_request(request.body(Full::<Bytes>::default()).unwrap()).await.unwrap();
-        let (head, body) = response.into_parts();
-        let body = body.collect().await.unwrap().to_bytes();
-        (head.status, head.headers, String::from_utf8(body.to_vec()).unwrap())
+        get_over(self.connect(via, peer).await, path).await
     }
 
     async fn get_http2(
@@ -169,6 +167,20 @@ impl World {
             text.lines().filter(|line| line.starts_with(name) && labels.iter().all(|label| line.contains(label)));
         lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
     }
+}
+
+/// Sends a request of HTTP/1 on a connection of its own.
+async fn get_over(
+    stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+    path: &str,
+) -> (StatusCode, ::http::HeaderMap, String) {
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    let request = Request::builder().uri(path).header("host", "web.demo").header("l5d-client-id", "forged");
+    let response = sender.send_request(request.body(Full::<Bytes>::default()).unwrap()).await.unwrap();
+    let (head, body) = response.into_parts();
+    let body = body.collect().await.unwrap().to_bytes();
+    (head.status, head.headers, String::from_utf8(body.to_vec()).unwrap())
 }
 
 trait Duplex: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send {}

@@ -19,7 +19,28 @@ use super::*;
 /// The labels of the routes in [`detecting`].
 const ROUTE: &str = r#"route_group="",route_kind="default",route_name="default""#;
 
-fn scrape(world: &World) -> String {
+/// The labels of the servers in this file.
+pub(super) const SERVER: &str = r#"srv_group="",srv_kind="server",srv_name="web""#;
+
+/// The labels of a target.
+pub(super) fn target(addr: SocketAddr) -> String {
+    format!(r#"target_addr="{addr}",target_ip="{}",target_port="{}""#, addr.ip(), addr.port())
+}
+
+/// Waits until the metrics are as they should be.
+pub(super) async fn eventually(world: &World, are_right: impl Fn(&str) -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        let text = scrape(world);
+        if are_right(&text) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{text}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+pub(super) fn scrape(world: &World) -> String {
     let mut registry = prometheus_client::registry::Registry::default();
     world.registry.metrics.register_in(&mut registry);
     let mut text = String::new();
@@ -28,7 +49,7 @@ fn scrape(world: &World) -> String {
 }
 
 /// Waits until the metrics have these lines of a name and no others.
-async fn expect(world: &World, name: &str, expected: &[(&str, u64)]) {
+pub(super) async fn expect(world: &World, name: &str, expected: &[(&str, u64)]) {
     let expected: BTreeSet<_> = expected.iter().map(|(labels, value)| format!("{name}{{{labels}}} {value}")).collect();
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
@@ -159,4 +180,110 @@ async fn authorities_are_a_label_where_it_is_asked_for() {
         assert_eq!(text.lines().any(|line| line.starts_with(begin)), is_asked, "{text}");
         assert_eq!(text.contains("authority="), is_asked, "{text}");
     }
+}
+
+#[tokio::test]
+async fn requests_have_the_labels_of_target_server_route_authorization_and_client() {
+    let world = World::new(http_app().await).await;
+    let port = world.app.port();
+    world.policies.publish(port, detecting(vec![authz("web", only(&[CLIENT]))]));
+    assert_eq!(world.get(Via::Tls, Some(ELSEWHERE), "/").await.0, 200);
+    assert_eq!(world.get(Via::Plain, Some(ELSEWHERE), "/").await.0, 403);
+    let mut without_route = detecting(vec![authz("web", only(&[CLIENT]))]);
+    if let Some(Kind::Detect(detect)) = without_route.protocol.as_mut().and_then(|protocol| protocol.kind.as_mut()) {
+        detect.http_routes.clear();
+    }
+    world.policies.publish(port, without_route);
+    for (via, expected) in [(Via::Tls, 404), (Via::Plain, 404)] {
+        assert_eq!(world.get(via, Some(ELSEWHERE), "/").await.0, expected);
+    }
+
+    let server = format!(r#"{},{SERVER},srv_port="{port}""#, target(world.app));
+    let (meshed, plain) = (format!(r#"tls="true",client_id="{CLIENT}""#), PLAIN);
+    let allowed = format!(r#"{server},{ROUTE},authz_group="",authz_kind="default",authz_name="web",{meshed}"#);
+    let answered = format!(r#"direction="inbound",{allowed},status_code="200""#);
+    for (name, expected) in [
+        ("request_total", vec![format!(r#"direction="inbound",{allowed}"#)]),
+        ("response_total", vec![format!(r#"{answered},classification="success""#)]),
+        ("response_latency_ms_count", vec![answered]),
+        ("inbound_http_authz_allow_total", vec![allowed]),
+        ("inbound_http_authz_deny_total", vec![format!("{server},{ROUTE},{plain}")]),
+        ("inbound_http_route_not_found_total", vec![format!("{server},{meshed}"), format!("{server},{plain}")]),
+    ] {
+        let expected: Vec<_> = expected.iter().map(|labels| (labels.as_str(), 1)).collect();
+        expect(&world, name, &expected).await;
+    }
+    let failed = |error: &str| format!(r#"error="{error}",{}"#, target(world.app));
+    expect(&world, "inbound_http_errors_total", &[(&failed("unauthorized"), 1), (&failed("no_route"), 2)]).await;
+}
+
+/// The labels of a client without TLS.
+const PLAIN: &str = r#"tls="no_identity",no_tls_reason="no_tls_from_remote""#;
+/// The same on an opaque port, where nobody looked.
+const SKIPPED: &str = r#"tls="no_identity",no_tls_reason="port_skipped""#;
+
+#[tokio::test]
+async fn connections_are_counted_by_what_becomes_of_them() {
+    let world = World::new(banner_app().await).await;
+    let port = world.app.port();
+    let (target, meshed) = (target(world.app), format!(r#"tls="true",client_id="{CLIENT}""#));
+    // Denied, admitted, and ended when policy changes.
+    world.policies.publish(port, opaque(vec![authz("a", only(&[CLIENT]))]));
+    expect_closed(&mut world.connect(Via::Plain, Some(ELSEWHERE)).await).await;
+    let mut stream = world.connect(Via::Direct(None), Some(ELSEWHERE)).await;
+    expect_banner(&mut stream).await;
+    world.policies.publish(port, opaque(Vec::new()));
+    expect_closed(&mut stream).await;
+    // TLS for another server, whose name is the client's choice and no label.
+    world.policies.publish(port, detecting(vec![authz("all", anybody())]));
+    let mut stream = world.raw(Some(ELSEWHERE), world.app).await;
+    stream.write_all(&world.hello("somebody.else")).await.unwrap();
+    let mut others: Box<dyn Duplex> = Box::new(stream);
+    expect_banner(&mut others).await;
+
+    let authz = |name: &str| format!(r#"authz_group="",authz_kind="default",authz_name="{name}""#);
+    let allowed = [
+        format!("{target},{SERVER},{},{meshed}", authz("a")),
+        format!(r#"{target},{SERVER},{},tls="opaque""#, authz("all")),
+    ];
+    expect(&world, "inbound_tcp_authz_allow_total", &[(&allowed[0], 1), (&allowed[1], 1)]).await;
+    expect(&world, "inbound_tcp_authz_deny_total", &[(&format!("{target},{SERVER},{SKIPPED}"), 1)]).await;
+    expect(&world, "inbound_tcp_authz_terminate_total", &[(&format!("{target},{SERVER},{meshed}"), 1)]).await;
+    let own = SocketAddr::new(world.app.ip(), world.registry.config.inbound.listen.port());
+    let denied = [world.app, own].map(|addr| format!(r#"error="unauthorized",{}"#, self::target(addr)));
+    expect(&world, "inbound_tcp_errors_total", &denied.each_ref().map(|labels| (labels.as_str(), 1))).await;
+    let header = format!(r#"session_protocol="",target_port="{port}",target_name="",client_id="{CLIENT}""#);
+    expect(&world, "inbound_tcp_transport_header_connections_total", &[(&header, 1)]).await;
+    let accepted = |tls: &str| format!(r#"direction="inbound",peer="src",{target},{tls},{SERVER}"#);
+    let forwarded = format!(r#"direction="inbound",peer="dst",{target},tls="no_identity",no_tls_reason="loopback""#);
+    let (meshed, skipped, others) = (accepted(&meshed), accepted(SKIPPED), accepted(r#"tls="opaque""#));
+    expect(&world, "tcp_open_total", &[(&meshed, 1), (&skipped, 1), (&others, 1), (&forwarded, 2)]).await;
+    assert!(!scrape(&world).contains("somebody"), "{}", scrape(&world));
+}
+
+#[tokio::test]
+async fn a_connection_that_is_reset_has_its_error_and_its_bytes() {
+    let world = World::new(banner_app().await).await;
+    world.policies.publish(world.app.port(), opaque(vec![authz("all", anybody())]));
+    let mut stream = world.raw(Some(ELSEWHERE), world.app).await;
+    let mut banner = [0; 5];
+    stream.read_exact(&mut banner).await.unwrap();
+    // Closing it then sends a reset.
+    socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+    drop(stream);
+    let target = target(world.app);
+    let accepted = format!(r#"direction="inbound",peer="src",{target},{SKIPPED},{SERVER}"#);
+    let forwarded = format!(r#"direction="inbound",peer="dst",{target},tls="no_identity",no_tls_reason="loopback""#);
+    for (name, of_accepted, of_forwarded) in [("tcp_write_bytes_total", 5, 0), ("tcp_read_bytes_total", 0, 5)] {
+        expect(&world, name, &[(&accepted, of_accepted), (&forwarded, of_forwarded)]).await;
+    }
+    let closed = |labels: &str, errno: &str, count| (format!(r#"{labels},errno="{errno}""#), count);
+    let expected = [
+        closed(&accepted, "ECONNRESET", 1),
+        closed(&accepted, "", 0),
+        closed(&forwarded, "ECONNRESET", 1),
+        closed(&forwarded, "", 0),
+    ];
+    let expected: Vec<_> = expected.iter().map(|(labels, count)| (labels.as_str(), *count)).collect();
+    expect(&world, "tcp_close_total", &expected).await;
 }
