@@ -8,6 +8,7 @@ mod limits;
 mod log;
 mod metrics;
 mod policy;
+mod rates;
 mod requests;
 mod routes;
 mod tls;

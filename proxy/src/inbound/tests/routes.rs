@@ -1,7 +1,9 @@
 //! Routes of a server: which request takes which, with whose authorizations, and how many.
 
 use weft_proto::linkerd::{
-    http_route::{HeaderMatch, HostMatch, HttpRouteMatch, PathMatch, header_match, host_match, path_match},
+    http_route::{
+        HeaderMatch, HostMatch, HttpRouteMatch, PathMatch, RequestRedirect, header_match, host_match, path_match,
+    },
     http_types::{Headers, headers::Header},
     inbound::{
         Authz, HttpLocalRateLimit, HttpRoute, Server,
@@ -15,7 +17,7 @@ use weft_proto::linkerd::{
 use super::*;
 
 /// A server of its own authorizations with these routes.
-fn routed(authorizations: Vec<Authz>, change: impl FnOnce(&mut Detect)) -> Server {
+pub(super) fn routed(authorizations: Vec<Authz>, change: impl FnOnce(&mut Detect)) -> Server {
     let mut server = detecting(authorizations);
     let kind = server.protocol.as_mut().and_then(|protocol| protocol.kind.as_mut());
     let Some(Kind::Detect(detect)) = kind else { panic!("not detecting") };
@@ -24,7 +26,7 @@ fn routed(authorizations: Vec<Authz>, change: impl FnOnce(&mut Detect)) -> Serve
     server
 }
 
-fn route(name: &str, authorizations: Vec<Authz>, rule: http_route::Rule) -> HttpRoute {
+pub(super) fn route(name: &str, authorizations: Vec<Authz>, rule: http_route::Rule) -> HttpRoute {
     let resource = Resource {
         group: "policy.linkerd.io".to_owned(),
         kind: "HTTPRoute".to_owned(),
@@ -35,12 +37,12 @@ fn route(name: &str, authorizations: Vec<Authz>, rule: http_route::Rule) -> Http
     HttpRoute { metadata, hosts: Vec::new(), authorizations, rules: vec![rule] }
 }
 
-fn prefix(path: &str) -> HttpRouteMatch {
+pub(super) fn prefix(path: &str) -> HttpRouteMatch {
     let kind = Some(path_match::Kind::Prefix(path.to_owned()));
     HttpRouteMatch { path: Some(PathMatch { kind }), ..HttpRouteMatch::default() }
 }
 
-fn rule(found: HttpRouteMatch) -> http_route::Rule {
+pub(super) fn rule(found: HttpRouteMatch) -> http_route::Rule {
     http_route::Rule { matches: vec![found], filters: Vec::new() }
 }
 
@@ -111,4 +113,31 @@ async fn requests_beyond_the_rate_are_refused() {
     world.policies.publish(world.app.port(), server);
     assert_eq!(world.get(Via::Plain, Some(ELSEWHERE), "/").await.0, 200);
     assert_eq!(world.get(Via::Plain, Some(ELSEWHERE), "/").await.0, StatusCode::TOO_MANY_REQUESTS);
+}
+
+#[tokio::test]
+async fn redirects_and_refusals_are_answers_without_a_body() {
+    let world = World::new(http_app().await).await;
+    let redirect = RequestRedirect { host: "elsewhere.demo".to_owned(), status: 301, ..RequestRedirect::default() };
+    let filter = http_route::Filter { kind: Some(http_route::filter::Kind::Redirect(redirect)) };
+    let moved = http_route::Rule { matches: vec![prefix("/moved")], filters: vec![filter] };
+    let server = routed(vec![authz("server", only(&[CLIENT]))], |detect| {
+        detect.http_routes.push(route("moved", vec![authz("anybody", anybody())], moved));
+        detect.http_routes.push(route("closed", Vec::new(), rule(prefix("/closed"))));
+    });
+    world.policies.publish(world.app.port(), server);
+    for (path, status, code, location) in [
+        ("/moved/x?y", 301, "5", Some("http://elsewhere.demo/moved/x?y")),
+        ("/closed", 403, "7", None),
+        ("/nothing", 404, "5", None),
+    ] {
+        let (answered, headers, body) = world.get(Via::Plain, Some(ELSEWHERE), path).await;
+        assert_eq!((answered.as_u16(), body.as_str(), &headers["content-length"]), (status, "", &"0".parse().unwrap()));
+        assert_eq!(headers.get("location").map(|location| location.to_str().unwrap()), location, "{path}");
+        assert!(!headers.contains_key("connection"), "{path}: {headers:?}");
+        let call = Request::post(format!("http://web.demo{path}")).header("content-type", "application/grpc");
+        let (answered, headers, body) = world.get_http2(Via::Plain, Some(ELSEWHERE), call.body(()).unwrap()).await;
+        assert_eq!((answered.as_u16(), body.as_str(), &headers["grpc-status"]), (200, "", &code.parse().unwrap()));
+        assert!(!headers.contains_key("location"), "{path}: {headers:?}");
+    }
 }
