@@ -218,4 +218,30 @@ mod tests {
         let knows = |number| known.contains(&format!("{}:80", host(number)));
         assert!(known.len() == MAX_NAMES && knows(0) && knows(MAX_NAMES), "{known:?}");
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn names_that_no_request_has_are_forgotten_after_the_idle_time() {
+        let (shared, _drain) = testing::shared(testing::config(), &Mesh::new());
+        let profiles = Profiles::new(Arc::clone(&shared), testing::discover(&shared));
+        let idle = shared.config.inbound.discovery_idle_timeout;
+        assert_eq!(idle, Duration::from_secs(90));
+        let (unused, asked, in_use) =
+            ("unused.demo.svc.cluster.local", "asked.demo.svc.cluster.local", "used.demo.svc.cluster.local");
+        let _in_use = profiles.look_up(in_use);
+        assert!([unused, asked].into_iter().all(|name| profiles.look_up(name).is_some()));
+        let known = || {
+            profiles.sweep();
+            let mut names = profiles.known_names();
+            names.sort_unstable();
+            names
+        };
+        let named = |names: &[&str]| names.iter().map(|name| format!("{name}:80")).collect::<Vec<_>>();
+        tokio::time::advance(idle - Duration::from_secs(1)).await;
+        assert!(profiles.look_up(asked).is_some());
+        assert_eq!(known(), named(&[asked, unused, in_use]));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(known(), named(&[asked, in_use]));
+        tokio::time::advance(idle).await;
+        assert_eq!(known(), named(&[in_use]));
+    }
 }

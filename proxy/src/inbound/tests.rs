@@ -11,6 +11,7 @@ mod policy;
 mod rates;
 mod requests;
 mod routes;
+mod streams;
 mod tls;
 
 use std::{net::SocketAddr, num::NonZeroU16, time::Duration};

@@ -1,0 +1,284 @@
+//! How requests and connections end: drains, limits of requests in flight, resets, pings, an application that accepts nobody.
+
+use std::convert::Infallible;
+
+use ::h2::Reason;
+use ::http::Response;
+use http_body_util::StreamBody;
+use hyper::body::Frame;
+use tokio::sync::{Notify, mpsc, oneshot};
+
+use super::{metrics::scrape, *};
+use crate::{
+    config::{Keepalive, SocketConfig},
+    http::frames::{frame, head, preface},
+    listen,
+};
+
+const DEADLINE: Duration = Duration::from_secs(10);
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const PING: u8 = 6;
+const GOAWAY: u8 = 7;
+/// The flag of a PING that answers another.
+const ACK: u8 = 1;
+/// Flags of a head without a body.
+const WHOLE: u8 = 5;
+
+/// An application that answers with a head at once, and with a body when the test says so.
+async fn held_app() -> (SocketAddr, mpsc::UnboundedReceiver<oneshot::Sender<()>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let (held, releases) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let held = held.clone();
+            let service = service_fn(move |_: Request<Incoming>| {
+                let (release, released) = oneshot::channel();
+                held.send(release).unwrap();
+                let end = async move {
+                    // An error means that the test is over.
+                    let _ = released.await;
+                    Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"end")))
+                };
+                let body = Box::pin(StreamBody::new(futures::stream::once(end)));
+                std::future::ready(Ok::<_, Infallible>(Response::new(body)))
+            });
+            tokio::spawn(async move {
+                let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+                let _ = builder.serve_connection(TokioIo::new(stream), service).await;
+            });
+        }
+    });
+    (addr, releases)
+}
+
+/// A frame that the proxy sent.
+struct Received {
+    kind: u8,
+    flags: u8,
+    stream: u32,
+    payload: Vec<u8>,
+}
+
+/// The next frame; `None` when the connection ends.
+async fn next_frame(client: &mut Box<dyn Duplex>) -> Option<Received> {
+    let mut head = [0; 9];
+    client.read_exact(&mut head).await.ok()?;
+    let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+    client.read_exact(&mut payload).await.ok()?;
+    let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+    Some(Received { kind: head[3], flags: head[4], stream, payload })
+}
+
+#[tokio::test]
+async fn a_drain_says_goaway_and_lets_http2_requests_finish() {
+    let (app, mut held) = held_app().await;
+    let mut world = World::new(app).await;
+    let mut client = world.connect(Via::Plain, Some(ELSEWHERE)).await;
+    let request = frame(HEADERS, WHOLE, 1, &head(0x82, "/"));
+    client.write_all(&[preface(), request].concat()).await.unwrap();
+    let release = held.recv().await.unwrap();
+    let drained = tokio::spawn(world.drain.take().unwrap().drain(DEADLINE));
+    let mut release = Some(release);
+    let (mut body, mut goaways) = (Vec::new(), 0);
+    let ended = async {
+        while let Some(Received { kind, flags, stream, payload }) = next_frame(&mut client).await {
+            match kind {
+                GOAWAY => {
+                    assert_eq!(payload[4..8], [0; 4], "no error");
+                    goaways += 1;
+                    if let Some(release) = release.take() {
+                        assert!(!drained.is_finished(), "the request goes on");
+                        release.send(()).unwrap();
+                    }
+                }
+                PING if flags & ACK == 0 => client.write_all(&frame(PING, ACK, 0, &payload)).await.unwrap(),
+                DATA => {
+                    assert_eq!(stream, 1);
+                    body.extend(payload);
+                }
+                _ => {}
+            }
+        }
+    };
+    tokio::time::timeout(DEADLINE, ended).await.expect("the connection ends");
+    assert!(goaways > 0, "none says that no more requests are taken");
+    assert_eq!(body, b"end");
+    assert!(drained.await.unwrap());
+}
+
+#[tokio::test]
+async fn a_drain_closes_the_listener_while_connections_go_on() {
+    let (shared, drain) = shared(config(), &Mesh::new());
+    let bound = listen::bind("127.0.0.1:0".parse().unwrap(), 1).unwrap().remove(0);
+    let addr = bound.local_addr().unwrap();
+    let listener = Listener::new(bound, SocketConfig::default()).unwrap();
+    let discover = testing::discover(&shared);
+    let outbound = Outbound::new(Arc::clone(&shared), discover.clone());
+    let policies = Policies::unreachable(shared.config.clone());
+    let open = shared.drain.track(std::future::pending::<()>());
+    let accepting = run(Arc::clone(&shared), policies, discover, outbound, listener);
+    let drained = tokio::spawn(async move {
+        TcpStream::connect(addr).await.unwrap();
+        drain.drain(DEADLINE).await
+    });
+    tokio::time::timeout(DEADLINE, accepting).await.expect("it accepts further");
+    let refused = TcpStream::connect(addr).await.unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+    assert!(!drained.is_finished());
+    drop(open);
+    assert!(drained.await.unwrap());
+}
+
+#[tokio::test]
+async fn a_drain_waits_for_tunnels() {
+    let mut world = World::new(http_app().await).await;
+    let mut stream = world.connect(Via::Tls, Some(ELSEWHERE)).await;
+    let request = b"GET / HTTP/1.1\r\nhost: web.demo\r\nconnection: upgrade\r\nupgrade: mirror\r\n\r\n";
+    stream.write_all(request).await.unwrap();
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.unwrap());
+    }
+    assert!(head.starts_with(b"HTTP/1.1 101"), "{}", head.escape_ascii());
+    let drained = tokio::spawn(world.drain.take().unwrap().drain(DEADLINE));
+    world.registry.drain.signaled().await;
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!drained.is_finished(), "the tunnel is open");
+    stream.write_all(b"abcd").await.unwrap();
+    let mut answer = [0; 4];
+    stream.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"dcba");
+    drop(stream);
+    assert!(drained.await.unwrap(), "the tunnel has ended");
+}
+
+/// The response to a request of this type on a connection of its own, with its body still to come.
+async fn head_of(world: &World, content_type: &str) -> Response<Incoming> {
+    let stream = TokioIo::new(world.connect(Via::Plain, Some(ELSEWHERE)).await);
+    let (mut sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+    tokio::spawn(connection);
+    let request = Request::get("http://web.demo/").header("content-type", content_type);
+    sender.send_request(request.body(Full::<Bytes>::default()).unwrap()).await.unwrap()
+}
+
+#[tokio::test]
+async fn no_more_requests_are_in_flight_than_allowed_and_one_is_until_its_response_has_ended() {
+    let (app, mut held) = held_app().await;
+    let world = World::with(app, |config| config.inbound.max_in_flight = 1).await;
+    let first = head_of(&world, "text/plain").await;
+    assert_eq!(first.status(), 200);
+    for (content_type, status, code) in [("text/plain", 503, None), ("application/grpc", 200, Some("14"))] {
+        let refused = head_of(&world, content_type).await;
+        assert_eq!(refused.status(), status, "{content_type}");
+        let of_grpc = refused.headers().get("grpc-status").map(|code| code.to_str().unwrap());
+        assert_eq!(of_grpc, code, "{content_type}");
+    }
+    let (status, headers, _) = world.get(Via::Plain, Some(ELSEWHERE), "/").await;
+    assert_eq!((status.as_u16(), &headers["connection"]), (503, &"close".parse().unwrap()));
+    assert_eq!(world.counted(&scrape(&world), "inbound_http_errors_total", &[r#"error="load_shed""#]), 3);
+
+    held.recv().await.unwrap().send(()).unwrap();
+    assert_eq!(first.into_body().collect().await.unwrap().to_bytes(), "end");
+    assert_eq!(head_of(&world, "text/plain").await.status(), 200);
+}
+
+/// An application that resets each stream; after its head, when the test has it.
+async fn resetting_app(reason: Reason, after_head: bool, has_head: Arc<Notify>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let has_head = Arc::clone(&has_head);
+            tokio::spawn(async move {
+                let mut connection = ::h2::server::handshake(stream).await.unwrap();
+                while let Some(Ok((_, mut respond))) = connection.accept().await {
+                    if !after_head {
+                        respond.send_reset(reason);
+                        continue;
+                    }
+                    let mut body: ::h2::SendStream<Bytes> = respond.send_response(Response::new(()), false).unwrap();
+                    let has_head = Arc::clone(&has_head);
+                    tokio::spawn(async move {
+                        has_head.notified().await;
+                        body.send_reset(reason);
+                    });
+                }
+            });
+        }
+    });
+    addr
+}
+
+#[tokio::test]
+async fn a_reset_of_the_applications_stream_reaches_a_client_of_http2_with_its_reason() {
+    for reason in [Reason::CANCEL, Reason::INTERNAL_ERROR, Reason::ENHANCE_YOUR_CALM, Reason::REFUSED_STREAM] {
+        for after_head in [false, true] {
+            let has_head = Arc::new(Notify::new());
+            let world = World::new(resetting_app(reason, after_head, Arc::clone(&has_head)).await).await;
+            let stream = world.connect(Via::Direct(Some(SessionProtocol::Http2)), Some(ELSEWHERE)).await;
+            let (mut sender, connection) = ::h2::client::handshake(stream).await.unwrap();
+            tokio::spawn(connection);
+            let request = Request::get("http://web.demo/").body(()).unwrap();
+            let (response, _) = sender.send_request(request, true).unwrap();
+            let error = match response.await {
+                Err(error) => {
+                    assert!(!after_head, "{reason:?}: {error}");
+                    error
+                }
+                Ok(response) => {
+                    assert!(after_head, "{reason:?}: {response:?}");
+                    has_head.notify_one();
+                    let ended = response.into_body().data().await.expect("the body does not just end");
+                    ended.expect_err("the body has no bytes")
+                }
+            };
+            assert!(error.is_reset(), "{reason:?} {after_head}: {error}");
+            assert_eq!(error.reason(), Some(reason), "{after_head}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_client_of_http2_that_answers_no_ping_is_closed() {
+    let keepalive = Keepalive { interval: Duration::from_millis(20), timeout: Duration::from_millis(500) };
+    let pinging = |config: &mut Config| config.http2.inbound_server.keepalive = Some(keepalive);
+    let world = World::with(http_app().await, pinging).await;
+    let mut client = world.connect(Via::Plain, Some(ELSEWHERE)).await;
+    client.write_all(&preface()).await.unwrap();
+    let mut pings = 0;
+    let closed = async {
+        while let Some(Received { kind, flags, payload, .. }) = next_frame(&mut client).await {
+            if kind == PING && flags & ACK == 0 {
+                pings += 1;
+                if pings < 3 {
+                    client.write_all(&frame(PING, ACK, 0, &payload)).await.unwrap();
+                }
+            }
+        }
+    };
+    tokio::time::timeout(DEADLINE, closed).await.expect("it stays open");
+    assert_eq!(pings, 3, "those that are answered are followed by others");
+}
+
+#[tokio::test]
+async fn an_application_that_accepts_nobody_is_a_gateway_timeout() {
+    let full = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    full.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    full.listen(1).unwrap();
+    let app = full.local_addr().unwrap().as_socket().unwrap();
+    // The kernel drops the handshakes of those that find no room.
+    let connect = || std::net::TcpStream::connect_timeout(&app, Duration::from_millis(100)).ok();
+    let _waiting: Vec<_> = std::iter::from_fn(connect).collect();
+
+    let world = World::with(app, |config| config.inbound.connect_timeout = Duration::from_millis(100)).await;
+    let (status, headers, _) = world.get(Via::Tls, Some(ELSEWHERE), "/").await;
+    assert_eq!((status.as_u16(), &headers["connection"]), (504, &"close".parse().unwrap()));
+    let call = Request::post("http://web.demo/a.B/C").header("content-type", "application/grpc").body(()).unwrap();
+    let (status, headers, _) = world.get_http2(Via::Tls, Some(ELSEWHERE), call).await;
+    assert_eq!((status.as_u16(), &headers["grpc-status"]), (200, &"4".parse().unwrap()));
+    assert_eq!(world.counted(&scrape(&world), "inbound_http_errors_total", &[r#"error="connect_timeout""#]), 2);
+}
