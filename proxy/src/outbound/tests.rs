@@ -5,6 +5,7 @@ mod fake;
 mod faults;
 mod floods;
 mod gateway;
+mod identity;
 mod ingress;
 mod metrics;
 mod pair;

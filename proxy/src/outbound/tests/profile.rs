@@ -60,6 +60,16 @@ async fn retryable_routes_are_repeated_while_the_budget_lasts() {
     assert_eq!(script.received().len(), 3, "one and the two that the budget has");
     assert_eq!(metric(&proxy, "route_actual_request_total"), 3);
     assert_eq!(metric(&proxy, "route_request_total"), 1);
+    let text = proxy.scrape();
+    let route = format!(r#"direction="outbound",dst="{SERVICE}",rt_route="all",status_code="500""#);
+    for (name, count) in [("route_actual", 3), ("route", 1)] {
+        for line in [
+            format!(r#"{name}_response_total{{{route},classification="failure"}} {count}"#),
+            format!("{name}_response_latency_ms_count{{{route}}} {count}"),
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+    }
     assert_eq!(metric(&proxy, "route_retryable_total"), 3, "two retried, one skipped");
 }
 

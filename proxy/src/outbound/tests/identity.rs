@@ -1,0 +1,46 @@
+//! Servers whose identity is a SPIFFE ID, and what is counted of TLS on both sides of the proxy.
+
+use weft_proto::linkerd::destination::tls_identity::{Strategy, UriLikeIdentity};
+
+use super::*;
+
+#[tokio::test]
+async fn a_server_with_a_spiffe_id_has_to_be_the_one_that_discovery_names() {
+    const ID: &str = "spiffe://mesh.test/vm/web";
+    for (actual, is_reached) in [(ID, true), ("spiffe://mesh.test/vm/other", false)] {
+        let control = Control::default();
+        let service = "10.1.4.1:80".parse().unwrap();
+        control.policies.lock().insert(service, policy(SERVICE, vec![]));
+        let proxy = Proxy::start(service, control).await;
+        let (peer, port) = Peer::listen(&proxy.mesh.svid(actual)).await;
+        let mut workload = endpoint("127.0.0.1:8080".parse().unwrap(), Some((SERVER, port)));
+        let strategy = Strategy::UriLikeIdentity(UriLikeIdentity { uri: ID.to_owned() });
+        workload.tls_identity.as_mut().unwrap().strategy = Some(strategy);
+        proxy.control.update(SERVICE, add(vec![workload]));
+        tokio::spawn(async move {
+            let (_, stream) = peer.accept().await;
+            let service =
+                service_fn(|_: Request<Incoming>| async { Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new())) });
+            http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await
+        });
+        let status = proxy.get("/").await.status();
+        assert_eq!((status.is_success(), status.is_server_error()), (is_reached, !is_reached), "{actual}: {status}");
+        let reached = format!(r#"tls="true",server_id="{ID}""#);
+        let text = proxy.scrape();
+        let opened = text.lines().find(|line| line.starts_with("tcp_open_total{") && line.contains(&reached));
+        assert_eq!(opened.is_some_and(|line| line.ends_with(" 1")), is_reached, "{text}");
+    }
+}
+
+#[tokio::test]
+async fn connections_of_the_pod_itself_have_no_tls_because_of_loopback() {
+    let app = application("app").await;
+    let proxy = Proxy::start(app, Control::default()).await;
+    assert_eq!(proxy.get("/").await.status(), StatusCode::OK);
+    let target = format!(r#"target_addr="{app}",target_ip="{}",target_port="{}""#, app.ip(), app.port());
+    let expected = format!(
+        r#"tcp_open_total{{direction="outbound",peer="src",{target},tls="no_identity",no_tls_reason="loopback"}} 1"#
+    );
+    let text = proxy.scrape();
+    assert!(text.lines().any(|line| line == expected), "{expected} is not in\n{text}");
+}
