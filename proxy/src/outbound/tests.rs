@@ -531,19 +531,6 @@ async fn where_mutual_tls_is_required_nothing_is_sent_in_plaintext() {
 }
 
 #[tokio::test]
-async fn the_wrong_server_is_refused() {
-    let control = Control::default();
-    let service = "10.1.1.5:80".parse().unwrap();
-    control.policies.lock().insert(service, policy(SERVICE, vec![]));
-    let proxy = Proxy::start(service, control).await;
-    let (peer, port) = Peer::listen(&proxy.mesh.credentials("impostor.demo")).await;
-    proxy.control.update(SERVICE, add(vec![endpoint("127.0.0.1:1".parse().unwrap(), Some((SERVER, port)))]));
-    let _impostor = tokio::spawn(async move { peer.accept().await });
-    let status = proxy.get("/").await.status();
-    assert!(status.is_server_error(), "{status}");
-}
-
-#[tokio::test]
 async fn a_required_identity_has_to_be_the_endpoints() {
     let app = application("app").await;
     let proxy = Proxy::start(app, Control::default()).await;

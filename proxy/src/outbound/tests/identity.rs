@@ -1,8 +1,21 @@
-//! Servers whose identity is a SPIFFE ID, and what is counted of TLS on both sides of the proxy.
+//! Servers that are not who discovery says, those whose identity is a SPIFFE ID, and what is counted of TLS.
 
 use weft_proto::linkerd::destination::tls_identity::{Strategy, UriLikeIdentity};
 
 use super::*;
+
+#[tokio::test]
+async fn the_wrong_server_is_refused() {
+    let control = Control::default();
+    let service = "10.1.1.5:80".parse().unwrap();
+    control.policies.lock().insert(service, policy(SERVICE, vec![]));
+    let proxy = Proxy::start(service, control).await;
+    let (peer, port) = Peer::listen(&proxy.mesh.credentials("impostor.demo")).await;
+    proxy.control.update(SERVICE, add(vec![endpoint("127.0.0.1:1".parse().unwrap(), Some((SERVER, port)))]));
+    let _impostor = tokio::spawn(async move { peer.accept().await });
+    let status = proxy.get("/").await.status();
+    assert!(status.is_server_error(), "{status}");
+}
 
 #[tokio::test]
 async fn a_server_with_a_spiffe_id_has_to_be_the_one_that_discovery_names() {

@@ -176,3 +176,17 @@ async fn names_are_bounded_and_forgotten() {
     proxy.worker.sweep(Instant::now() + idle);
     assert_eq!(proxy.worker.known_names(), used.len(), "those in use stay");
 }
+
+#[tokio::test]
+async fn addresses_are_forgotten_after_the_idle_time() {
+    let proxy = Proxy::start(unused_addr().await, Control::default()).await;
+    let idle = proxy.shared.config.outbound.discovery_idle_timeout;
+    assert_eq!(idle, Duration::from_secs(5));
+    let addr = |last| SocketAddr::from(([10, 1, 5, last], 80));
+    let (unused, in_use) = (Arc::downgrade(&proxy.worker.target(addr(1))), proxy.worker.target(addr(2)));
+    proxy.worker.sweep(Instant::now() + idle - Duration::from_secs(1));
+    assert!(unused.upgrade().is_some());
+    proxy.worker.sweep(Instant::now() + idle);
+    assert!(unused.upgrade().is_none(), "nothing uses it");
+    assert!(Arc::ptr_eq(&in_use, &proxy.worker.target(addr(2))), "what is in use stays");
+}

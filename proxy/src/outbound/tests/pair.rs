@@ -1,6 +1,7 @@
 //! Both sides of the proxy together: a client, the outbound side, mTLS, the inbound side, an application.
 
 use super::*;
+use crate::{access_log::AccessLog, config::AccessLogFormat};
 
 /// A client's proxy whose only destination is `app`, with a proxy of its own.
 pub(super) async fn in_front_of(app: SocketAddr) -> Proxy {
@@ -189,4 +190,32 @@ async fn a_large_head_that_passes_one_proxy_passes_the_other() {
     let mut request = get("/");
     request.headers_mut().insert("cookie", "c".repeat(40 * 1024).parse().unwrap());
     assert_eq!(proxy.http1().await.send_request(request).await.unwrap().status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_request_that_passes_both_sides_has_the_line_of_the_inbound_side_alone() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let (log, lines) = AccessLog::to(AccessLogFormat::Apache, file.reopen().unwrap());
+    let mut config = testing::config();
+    config.policy.control.port = Control::default().serve().await.port();
+    config.outbound.allow_loopback = true;
+    let (mut shared, _drain) = testing::shared(config, &Mesh::new());
+    Arc::get_mut(&mut shared).unwrap().access_log = Some(log);
+    let inbound = testing::serve_port(Arc::clone(&shared), application("app").await).await;
+    let Outbound(worker) = fake::outbound(&shared);
+    *worker.pretended_dst.lock() = Some(SocketAddr::from(([127, 0, 0, 1], inbound)));
+    let bound = listen::bind("127.0.0.1:0".parse().unwrap(), 1).unwrap().remove(0);
+    let addr = bound.local_addr().unwrap();
+    let listener = Listener::new(bound, SocketConfig::default()).unwrap();
+    tokio::spawn(async move { accept_all(&worker, &listener).await });
+
+    let stream = TokioIo::new(TcpStream::connect(addr).await.unwrap());
+    let (mut sender, connection) = conn::http1::handshake(stream).await.unwrap();
+    tokio::spawn(connection);
+    assert_eq!(text(sender.send_request(get("/once")).await.unwrap()).await, "app /once HTTP/1.1");
+    // Then all of it is written.
+    drop(lines);
+    let written = std::fs::read_to_string(file.path()).unwrap();
+    assert_eq!(written.matches("\"GET /once HTTP/1.1\" 200\n").count(), 1, "{written}");
+    assert_eq!(written.lines().count(), 1, "{written}");
 }
