@@ -1,6 +1,7 @@
 //! The outbound side against a control plane and endpoints on loopback, from an accepted connection to an endpoint.
 
 mod close;
+mod control;
 mod fake;
 mod faults;
 mod floods;
@@ -10,6 +11,7 @@ mod ingress;
 mod metrics;
 mod pair;
 mod profile;
+mod raw;
 mod resilience;
 mod tap;
 mod trace;
@@ -52,7 +54,8 @@ use crate::{
     transport_header::SessionProtocol,
 };
 
-use fake::{Control, Peer, add, endpoint, forbidden, policy};
+use fake::{Call, Control, Instead, Peer, add, endpoint, forbidden, policy};
+use raw::unused_addr;
 
 const SERVER: &str = "server.demo.serviceaccount.identity.linkerd.cluster.local";
 const SERVICE: &str = "server.demo.svc.cluster.local:80";
@@ -93,19 +96,13 @@ impl Proxy {
         if !credentials {
             Arc::get_mut(&mut shared).unwrap().credentials = watch::channel(None).1;
         }
-        let Outbound(worker) = fake::outbound(&shared);
+        let outbound = fake::outbound(&shared);
+        let worker = Arc::clone(&outbound.0);
         let bound = listen::bind("127.0.0.1:0".parse().unwrap(), 1).unwrap().remove(0);
         let addr = bound.local_addr().unwrap();
         let listener = Listener::new(bound, SocketConfig::default()).unwrap();
         *worker.pretended_dst.lock() = Some(orig_dst);
-        let accepting = Arc::clone(&shared);
-        let accepting_worker = Arc::clone(&worker);
-        tokio::spawn(async move {
-            tokio::select! {
-                () = accept_all(&accepting_worker, &listener) => {}
-                () = accepting.drain.signaled() => {}
-            }
-        });
+        tokio::spawn(async move { outbound.run(vec![listener]).await });
         Self { addr, control, mesh, drain: Some(drain), shared, worker }
     }
 
@@ -152,11 +149,6 @@ async fn application(name: &'static str) -> SocketAddr {
         }
     });
     addr
-}
-
-/// An address without a listener.
-async fn unused_addr() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
 }
 
 #[tokio::test]
@@ -212,7 +204,7 @@ async fn a_client_that_leaves_cancels_its_request() {
 
 #[tokio::test]
 async fn requests_are_balanced_and_a_dead_endpoint_is_passed_over() {
-    let (a, b, dead) = (application("a").await, application("b").await, unused_addr().await);
+    let (a, b, dead) = (application("a").await, application("b").await, unused_addr());
     let control = Control::default();
     let service = "10.1.1.1:80".parse().unwrap();
     control.policies.lock().insert(service, policy(SERVICE, vec![]));
@@ -272,11 +264,11 @@ async fn a_controller_that_says_nothing_is_asked_again() {
     let service = "10.1.1.5:80".parse().unwrap();
     control.policies.lock().insert(service, policy(SERVICE, vec![]));
     control.update(SERVICE, add(vec![endpoint(app, None)]));
-    control.silent.store(2, Ordering::Relaxed);
+    control.instead(Call::Policy, [Instead::Silence; 2]);
     let limit = |config: &mut Config| config.control_streams.initial = Some(Duration::from_millis(50));
     let proxy = Proxy::start_with(service, control, limit, true).await;
     assert_eq!(text(proxy.get("/").await).await, "app / HTTP/1.1");
-    assert_eq!(proxy.control.silent.load(Ordering::Relaxed), 0);
+    assert_eq!(proxy.control.calls(Call::Policy), 3);
 }
 
 #[tokio::test]

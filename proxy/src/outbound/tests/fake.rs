@@ -1,24 +1,21 @@
 //! A control plane and endpoints on loopback, as the outbound tests need them.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     net::SocketAddr,
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::Arc,
 };
 
 use futures::{Stream, StreamExt, stream};
 use parking_lot::Mutex;
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::mpsc,
+    sync::{Notify, mpsc},
 };
 use tokio_rustls::TlsAcceptor;
 use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 use weft_proto::linkerd::{
     destination::{
         DestinationProfile, GetDestination, ProtocolHint, TlsIdentity, Update, WeightedAddr, WeightedAddrSet,
@@ -30,8 +27,9 @@ use weft_proto::linkerd::{
     outbound::{
         self, OutboundPolicy, TrafficSpec,
         outbound_policies_server::{OutboundPolicies, OutboundPoliciesServer},
-        traffic_spec,
+        proxy_protocol, traffic_spec,
     },
+    tls_route::{SniMatch, sni_match},
 };
 use weft_tls::credentials::Credentials;
 
@@ -51,15 +49,45 @@ pub(crate) struct Control {
     /// Policies of names with ports.
     pub(crate) named: Arc<Mutex<HashMap<String, OutboundPolicy>>>,
     pub(crate) profiles: Arc<Mutex<HashMap<String, DestinationProfile>>>,
-    /// How many of the next policy requests get a stream without messages.
-    pub(crate) silent: Arc<AtomicUsize>,
     endpoints: Arc<Mutex<HashMap<String, Service>>>,
+    /// The streams of policies, by address or name.
+    watchers: Arc<Mutex<Vec<Watcher>>>,
+    calls: Arc<Mutex<HashMap<Call, Calls>>>,
+    speak: Arc<Notify>,
 }
+
+type Follower<T> = mpsc::UnboundedSender<Result<T, Status>>;
+type Watcher = (String, Follower<OutboundPolicy>);
 
 #[derive(Default)]
 struct Service {
     first: Vec<Update>,
-    followers: Vec<mpsc::UnboundedSender<Result<Update, Status>>>,
+    followers: Vec<Follower<Update>>,
+}
+
+/// A call of the fake controllers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Call {
+    Policy,
+    Profile,
+    Endpoints,
+}
+
+/// What a call gets instead of an answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Instead {
+    /// This code.
+    Fail(Code),
+    /// A stream that ends without a message.
+    End,
+    /// A stream that sends nothing, and ends with [`Control::speak`].
+    Silence,
+}
+
+#[derive(Default)]
+struct Calls {
+    count: usize,
+    instead: VecDeque<Instead>,
 }
 
 impl Control {
@@ -80,6 +108,52 @@ impl Control {
         let service = endpoints.entry(path.to_owned()).or_default();
         service.followers.retain(|follower| follower.send(Ok(update.clone())).is_ok());
         service.first.push(update);
+    }
+
+    /// Ends all streams of a service; the next ones begin with this update alone.
+    pub(crate) fn replace(&self, path: &str, update: Update) {
+        self.endpoints.lock().insert(path.to_owned(), Service { first: vec![update], followers: Vec::new() });
+    }
+
+    /// Changes the policy of an address for all present and future subscribers.
+    pub(crate) fn change_policy(&self, addr: SocketAddr, policy: OutboundPolicy) {
+        let followed = addr.to_string();
+        self.policies.lock().insert(addr, policy.clone());
+        self.watchers.lock().retain(|(of, watcher)| *of != followed || watcher.send(Ok(policy.clone())).is_ok());
+    }
+
+    /// What the next calls get instead of an answer, in turn.
+    pub(crate) fn instead(&self, call: Call, of: impl IntoIterator<Item = Instead>) {
+        self.calls.lock().entry(call).or_default().instead.extend(of);
+    }
+
+    /// How many calls there were.
+    pub(crate) fn calls(&self, call: Call) -> usize {
+        self.calls.lock().get(&call).map_or(0, |calls| calls.count)
+    }
+
+    /// Ends the stream that is silent.
+    pub(crate) fn speak(&self) {
+        self.speak.notify_one();
+    }
+
+    /// Counts a call; `Some` is what it gets instead of an answer.
+    fn begin<T: Send + 'static>(&self, call: Call) -> Option<Result<Response<Streamed<T>>, Status>> {
+        let mut calls = self.calls.lock();
+        let calls = calls.entry(call).or_default();
+        calls.count += 1;
+        Some(match calls.instead.pop_front()? {
+            Instead::Fail(code) => Err(Status::new(code, "as the test wants")),
+            Instead::End => Ok(Response::new(stream::empty().boxed())),
+            Instead::Silence => {
+                let speak = Arc::clone(&self.speak);
+                let end = async move {
+                    speak.notified().await;
+                    Err(Status::unavailable("the silence is over"))
+                };
+                Ok(Response::new(stream::once(end).boxed()))
+            }
+        })
     }
 }
 
@@ -103,6 +177,9 @@ impl Destination for Control {
     type GetProfileStream = Streamed<DestinationProfile>;
 
     async fn get(&self, request: Request<GetDestination>) -> Result<Response<Self::GetStream>, Status> {
+        if let Some(instead) = self.begin(Call::Endpoints) {
+            return instead;
+        }
         let mut endpoints = self.endpoints.lock();
         let service = endpoints.entry(request.into_inner().path).or_default();
         let (tx, rx) = mpsc::unbounded_channel();
@@ -114,6 +191,9 @@ impl Destination for Control {
     }
 
     async fn get_profile(&self, request: Request<GetDestination>) -> Result<Response<Self::GetProfileStream>, Status> {
+        if let Some(instead) = self.begin(Call::Profile) {
+            return instead;
+        }
         match self.profiles.lock().get(&request.into_inner().path) {
             Some(profile) => Ok(Response::new(stream::iter([Ok(profile.clone())]).chain(stream::pending()).boxed())),
             None => Err(Status::invalid_argument("no such destination")),
@@ -130,22 +210,25 @@ impl OutboundPolicies for Control {
     }
 
     async fn watch(&self, request: Request<TrafficSpec>) -> Result<Response<Self::WatchStream>, Status> {
-        let target = request.into_inner().target;
-        let is_silent = |left: usize| left.checked_sub(1);
-        if self.silent.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_silent).is_ok() {
-            return Ok(Response::new(stream::pending().boxed()));
+        if let Some(instead) = self.begin(Call::Policy) {
+            return instead;
         }
-        let policy = match target {
+        let (followed, policy) = match request.into_inner().target {
             Some(traffic_spec::Target::Addr(addr)) => {
-                self.policies.lock().get(&SocketAddr::try_from(addr).unwrap()).cloned()
+                let addr = SocketAddr::try_from(addr).unwrap();
+                (addr.to_string(), self.policies.lock().get(&addr).cloned())
             }
-            Some(traffic_spec::Target::Authority(name)) => self.named.lock().get(&name).cloned(),
+            Some(traffic_spec::Target::Authority(name)) => {
+                let policy = self.named.lock().get(&name).cloned();
+                (name, policy)
+            }
             None => return Err(Status::invalid_argument("no target")),
         };
-        match policy {
-            Some(policy) => Ok(Response::new(stream::iter([Ok(policy)]).chain(stream::pending()).boxed())),
-            None => Err(Status::not_found("no such service")),
-        }
+        let policy = policy.ok_or_else(|| Status::not_found("no such service"))?;
+        let (tx, rx) = mpsc::unbounded_channel();
+        let _ = tx.send(Ok(policy));
+        self.watchers.lock().push((followed, tx));
+        Ok(Response::new(UnboundedReceiverStream::new(rx).boxed()))
     }
 }
 
@@ -169,88 +252,118 @@ pub(crate) fn add(addrs: Vec<WeightedAddr>) -> Update {
     Update { update: Some(update::Update::Add(WeightedAddrSet { addrs, ..Default::default() })) }
 }
 
-/// A policy that detects protocols and balances everything over one service, with filters on HTTP.
-pub(crate) fn policy(path: &str, filters: Vec<outbound::http_route::Filter>) -> OutboundPolicy {
-    use outbound::{http_route, opaque_route, proxy_protocol};
-    let backend = balancer(path);
-    let http = vec![outbound::HttpRoute {
-        rules: vec![http_route::Rule {
-            filters,
-            backends: Some(http_route::Distribution {
-                kind: Some(http_route::distribution::Kind::FirstAvailable(http_route::distribution::FirstAvailable {
-                    backends: vec![http_route::RouteBackend { backend: Some(backend.clone()), ..Default::default() }],
-                })),
-            }),
-            ..Default::default()
-        }],
-        ..Default::default()
-    }];
-    let opaque = vec![outbound::OpaqueRoute {
-        rules: vec![opaque_route::Rule {
-            backends: Some(opaque_route::Distribution {
-                kind: Some(opaque_route::distribution::Kind::FirstAvailable(
-                    opaque_route::distribution::FirstAvailable {
-                        backends: vec![opaque_route::RouteBackend { backend: Some(backend), ..Default::default() }],
-                    },
-                )),
-            }),
-            filters: Vec::new(),
-        }],
-        ..Default::default()
-    }];
-    let detect = proxy_protocol::Detect {
+/// How a rule distributes what it takes.
+pub(crate) enum Over {
+    First(Vec<outbound::Backend>),
+    Random(Vec<(outbound::Backend, u32)>),
+    Nothing,
+}
+
+/// The distribution in the form of one kind of routes.
+macro_rules! distribution {
+    ($module:ident, $over:expr) => {{
+        use outbound::$module::{
+            Distribution, RouteBackend, WeightedRouteBackend,
+            distribution::{Empty, FirstAvailable, Kind, RandomAvailable},
+        };
+        let of_route =
+            |backend: &outbound::Backend| RouteBackend { backend: Some(backend.clone()), ..Default::default() };
+        let kind = match $over {
+            Over::First(backends) => {
+                Kind::FirstAvailable(FirstAvailable { backends: backends.iter().map(of_route).collect() })
+            }
+            Over::Random(backends) => {
+                let weighted = backends.iter().map(|(backend, weight)| WeightedRouteBackend {
+                    backend: Some(of_route(backend)),
+                    weight: *weight,
+                });
+                Kind::RandomAvailable(RandomAvailable { backends: weighted.collect() })
+            }
+            Over::Nothing => Kind::Empty(Empty {}),
+        };
+        Some(Distribution { kind: Some(kind) })
+    }};
+}
+
+/// A route of all requests.
+pub(crate) fn http_route(over: &Over, filters: Vec<outbound::http_route::Filter>) -> outbound::HttpRoute {
+    let rule = outbound::http_route::Rule { filters, backends: distribution!(http_route, over), ..Default::default() };
+    outbound::HttpRoute { rules: vec![rule], ..Default::default() }
+}
+
+/// A route of all connections.
+pub(crate) fn opaque_route(over: &Over) -> outbound::OpaqueRoute {
+    let rule = outbound::opaque_route::Rule { backends: distribution!(opaque_route, over), filters: Vec::new() };
+    outbound::OpaqueRoute { rules: vec![rule], ..Default::default() }
+}
+
+/// A route of TLS with these server names; of all without any.
+pub(crate) fn tls_route(names: &[sni_match::Match], over: &Over) -> outbound::TlsRoute {
+    let rule = outbound::tls_route::Rule { backends: distribution!(tls_route, over), filters: Vec::new() };
+    let snis = names.iter().map(|name| SniMatch { r#match: Some(name.clone()) }).collect();
+    outbound::TlsRoute { snis, rules: vec![rule], ..Default::default() }
+}
+
+/// A policy that detects protocols.
+pub(crate) fn detecting(http: outbound::HttpRoute, opaque: outbound::OpaqueRoute) -> OutboundPolicy {
+    let http = vec![http];
+    of_kind(proxy_protocol::Kind::Detect(proxy_protocol::Detect {
         timeout: None,
-        opaque: Some(proxy_protocol::Opaque { routes: opaque }),
+        opaque: Some(proxy_protocol::Opaque { routes: vec![opaque] }),
         http1: Some(proxy_protocol::Http1 { routes: http.clone(), failure_accrual: None }),
         http2: Some(proxy_protocol::Http2 { routes: http, failure_accrual: None }),
-    };
-    of_kind(proxy_protocol::Kind::Detect(detect))
+    }))
+}
+
+/// A policy that detects protocols and distributes everything in the same way.
+pub(crate) fn distributing(over: &Over) -> OutboundPolicy {
+    detecting(http_route(over, Vec::new()), opaque_route(over))
+}
+
+/// A policy that detects protocols and balances everything over one service, with filters on HTTP.
+pub(crate) fn policy(path: &str, filters: Vec<outbound::http_route::Filter>) -> OutboundPolicy {
+    let over = Over::First(vec![balancer(path)]);
+    detecting(http_route(&over, filters), opaque_route(&over))
 }
 
 /// A policy for gRPC over one service.
 pub(crate) fn grpc_policy(path: &str, retry: Option<outbound::grpc_route::Retry>) -> OutboundPolicy {
-    use outbound::{grpc_route, proxy_protocol};
-    let backends = vec![grpc_route::RouteBackend { backend: Some(balancer(path)), ..Default::default() }];
-    let kind = grpc_route::distribution::Kind::FirstAvailable(grpc_route::distribution::FirstAvailable { backends });
-    let backends = Some(grpc_route::Distribution { kind: Some(kind) });
-    let rules = vec![grpc_route::Rule { backends, retry, ..Default::default() }];
+    let backends = distribution!(grpc_route, &Over::First(vec![balancer(path)]));
+    let rules = vec![outbound::grpc_route::Rule { backends, retry, ..Default::default() }];
     let routes = vec![outbound::GrpcRoute { rules, ..Default::default() }];
     of_kind(proxy_protocol::Kind::Grpc(proxy_protocol::Grpc { routes, failure_accrual: None }))
 }
 
 /// A policy whose only backend does not exist.
 pub(crate) fn missing_backend() -> OutboundPolicy {
-    use outbound::{http_route, proxy_protocol};
-    let backends = vec![http_route::RouteBackend { backend: Some(Default::default()), ..Default::default() }];
-    let kind = http_route::distribution::Kind::FirstAvailable(http_route::distribution::FirstAvailable { backends });
-    let backends = Some(http_route::Distribution { kind: Some(kind) });
-    let rules = vec![http_route::Rule { backends, ..Default::default() }];
-    let routes = vec![outbound::HttpRoute { rules, ..Default::default() }];
+    let routes = vec![http_route(&Over::First(vec![Default::default()]), Vec::new())];
     of_kind(proxy_protocol::Kind::Http1(proxy_protocol::Http1 { routes, failure_accrual: None }))
 }
 
-fn balancer(path: &str) -> outbound::Backend {
+/// The endpoints of a service.
+pub(crate) fn balancer(path: &str) -> outbound::Backend {
     use outbound::backend::{BalanceP2c, EndpointDiscovery, Kind, endpoint_discovery};
     let dst = endpoint_discovery::DestinationGet { path: path.to_owned() };
     let discovery = Some(EndpointDiscovery { kind: Some(endpoint_discovery::Kind::Dst(dst)) });
     outbound::Backend { kind: Some(Kind::Balancer(BalanceP2c { discovery, load: None })), ..Default::default() }
 }
 
-/// A policy that closes opaque connections.
-pub(crate) fn forbidden() -> OutboundPolicy {
-    use outbound::{opaque_route, proxy_protocol};
-    let filter = opaque_route::Filter { kind: Some(opaque_route::filter::Kind::Forbidden(Default::default())) };
-    let rule = opaque_route::Rule {
-        backends: Some(opaque_route::Distribution {
-            kind: Some(opaque_route::distribution::Kind::Empty(opaque_route::distribution::Empty {})),
-        }),
-        filters: vec![filter],
-    };
-    let routes = vec![outbound::OpaqueRoute { rules: vec![rule], ..Default::default() }];
-    of_kind(proxy_protocol::Kind::Opaque(proxy_protocol::Opaque { routes }))
+/// One address.
+pub(crate) fn forward(addr: SocketAddr) -> outbound::Backend {
+    let kind = outbound::backend::Kind::Forward(endpoint(addr, None));
+    outbound::Backend { kind: Some(kind), ..Default::default() }
 }
 
-fn of_kind(kind: outbound::proxy_protocol::Kind) -> OutboundPolicy {
+/// A policy that closes opaque connections.
+pub(crate) fn forbidden() -> OutboundPolicy {
+    use outbound::opaque_route::{Filter, filter};
+    let mut route = opaque_route(&Over::Nothing);
+    route.rules[0].filters = vec![Filter { kind: Some(filter::Kind::Forbidden(Default::default())) }];
+    of_kind(proxy_protocol::Kind::Opaque(proxy_protocol::Opaque { routes: vec![route] }))
+}
+
+/// A policy of this protocol.
+pub(crate) fn of_kind(kind: proxy_protocol::Kind) -> OutboundPolicy {
     OutboundPolicy { protocol: Some(outbound::ProxyProtocol { kind: Some(kind) }), metadata: None }
 }
 
@@ -263,9 +376,15 @@ pub(crate) struct Peer {
 impl Peer {
     /// Listens with these credentials; also returns the port.
     pub(crate) async fn listen(credentials: &Credentials) -> (Self, u16) {
+        let peer = Self::listen_with(credentials, &[ALPN]).await;
+        let port = peer.port();
+        (peer, port)
+    }
+
+    /// Listens with these credentials and knows these protocols of ALPN.
+    pub(crate) async fn listen_with(credentials: &Credentials, alpn: &[&[u8]]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = listener.local_addr().unwrap().port();
-        (Self { listener, acceptor: TlsAcceptor::from(credentials.server_config(&[ALPN])) }, port)
+        Self { listener, acceptor: TlsAcceptor::from(credentials.server_config(alpn)) }
     }
 
     /// The port of the listener.
@@ -275,10 +394,16 @@ impl Peer {
 
     /// The next connection, with its header; the client has proven its identity.
     pub(crate) async fn accept(&self) -> (TransportHeader, tokio_rustls::server::TlsStream<TcpStream>) {
-        let (tcp, _) = self.listener.accept().await.unwrap();
-        let mut stream = self.acceptor.accept(tcp).await.unwrap();
-        assert!(stream.get_ref().1.peer_certificates().is_some(), "the client sends its certificate");
+        let mut stream = self.accept_tls().await;
         let header = TransportHeader::read(&mut stream).await.unwrap();
         (header, stream)
+    }
+
+    /// The next connection, of which nothing is read after the handshake.
+    pub(crate) async fn accept_tls(&self) -> tokio_rustls::server::TlsStream<TcpStream> {
+        let (tcp, _) = self.listener.accept().await.unwrap();
+        let stream = self.acceptor.accept(tcp).await.unwrap();
+        assert!(stream.get_ref().1.peer_certificates().is_some(), "the client sends its certificate");
+        stream
     }
 }

@@ -239,7 +239,7 @@ async fn the_canonical_name_of_a_service_stays_in_its_cluster() {
 async fn a_request_that_no_gateway_saw_keeps_its_own_name() {
     let clusters = Clusters::start().await;
     let mut dead = clusters.endpoint(&format!("{REMOTE}:80"));
-    dead.addr = Some(unused_addr().await.into());
+    dead.addr = Some(unused_addr().into());
     let local = mirror_app().await;
     clusters.client.control.update(SERVICE, add(vec![dead, endpoint(local, None)]));
     for _ in 0..10 {

@@ -55,7 +55,7 @@ async fn each_request_goes_where_its_header_says() {
 async fn the_named_service_gets_mtls_and_not_the_header() {
     let control = Control::default();
     control.named.lock().insert(WEB.to_owned(), policy(SERVICE, vec![]));
-    let proxy = Proxy::start_with(unused_addr().await, control, ingress, true).await;
+    let proxy = Proxy::start_with(unused_addr(), control, ingress, true).await;
     let (peer, port) = Peer::listen(&proxy.mesh.credentials(SERVER)).await;
     let workload: SocketAddr = "127.0.0.1:8080".parse().unwrap();
     proxy.control.update(SERVICE, add(vec![endpoint(workload, Some((SERVER, port)))]));
@@ -104,7 +104,7 @@ async fn a_control_plane_that_says_nothing_about_a_destination_is_a_timeout() {
 
 #[tokio::test]
 async fn a_name_that_becomes_known_is_served() {
-    let proxy = Proxy::start_with(unused_addr().await, Control::default(), ingress, true).await;
+    let proxy = Proxy::start_with(unused_addr(), Control::default(), ingress, true).await;
     assert_eq!(proxy.http1().await.send_request(naming(WEB)).await.unwrap().status(), StatusCode::BAD_GATEWAY);
     serve(&proxy.control, WEB, application("web").await);
     let served = async {
@@ -122,7 +122,7 @@ async fn a_profile_is_enough_to_know_a_name() {
         DestinationProfile { fully_qualified_name: "api.demo.svc.cluster.local".into(), ..Default::default() };
     control.profiles.lock().insert(API.to_owned(), profile);
     control.update(API, add(vec![endpoint(application("api").await, None)]));
-    let proxy = Proxy::start_with(unused_addr().await, control, ingress, true).await;
+    let proxy = Proxy::start_with(unused_addr(), control, ingress, true).await;
     assert_eq!(text(proxy.http1().await.send_request(naming(API)).await.unwrap()).await, "api / HTTP/1.1");
 }
 
@@ -162,7 +162,7 @@ async fn another_proxy_does_not_look_at_the_header() {
 
 #[tokio::test]
 async fn names_are_bounded_and_forgotten() {
-    let proxy = Proxy::start_with(unused_addr().await, Control::default(), ingress, true).await;
+    let proxy = Proxy::start_with(unused_addr(), Control::default(), ingress, true).await;
     let name = |index: usize| Name::parse(&format!("web-{index}.demo:80"), 80.try_into().unwrap()).unwrap();
     for index in 0..MAX_NAMES + 10 {
         assert!(proxy.worker.named(&name(index)).is_some());

@@ -203,7 +203,7 @@ async fn only_the_named_client_may_tap_and_only_what_can_be_read() {
 
 #[tokio::test]
 async fn a_request_that_no_endpoint_gets_is_seen_with_its_end() {
-    let addr = unused_addr().await;
+    let addr = unused_addr();
     let proxy = Proxy::start(addr, Control::default()).await;
     let mut client = plain(serve(&proxy.shared).await).await;
     let events = client.observe(request(1)).await.unwrap().into_inner();
@@ -217,7 +217,7 @@ async fn a_request_that_no_endpoint_gets_is_seen_with_its_end() {
 
 #[tokio::test]
 async fn a_tap_ends_with_the_drain() {
-    let mut proxy = Proxy::start(unused_addr().await, Control::default()).await;
+    let mut proxy = Proxy::start(unused_addr(), Control::default()).await;
     let mut client = plain(serve(&proxy.shared).await).await;
     let events = client.observe(request(1)).await.unwrap().into_inner();
     let drained = proxy.drain.take().unwrap().drain(Duration::from_secs(10));

@@ -193,7 +193,7 @@ async fn a_request_that_no_endpoint_gets_has_spans_with_the_answer() {
     let collector = Collector::new(Answer::Accept);
     let addr = collector.serve().await;
     let change = |config: &mut Config| config.trace = traces_to(addr, "client");
-    let proxy = Proxy::start_with(unused_addr().await, Control::default(), change, true).await;
+    let proxy = Proxy::start_with(unused_addr(), Control::default(), change, true).await;
     let response = proxy.http1().await.send_request(sampled(&[("traceparent", &w3c("01"))])).await.unwrap();
     assert_eq!(response.status(), StatusCode::BAD_GATEWAY);
     let spans = collector.has(2).await;
@@ -211,7 +211,7 @@ async fn requests_go_on_whatever_the_collector_does() {
         (Answer::Refuse(Code::Internal), false),
     ] {
         let collector = Collector::new(answer);
-        let addr = if is_away { unused_addr().await } else { collector.serve().await };
+        let addr = if is_away { unused_addr() } else { collector.serve().await };
         let proxy = pair(addr).await;
         let tracing = &proxy.shared.tracing;
         let mut sender = proxy.http1().await;
