@@ -1,6 +1,7 @@
 //! The outbound side against a control plane and endpoints on loopback, from an accepted connection to an endpoint.
 
 mod close;
+mod connecting;
 mod control;
 mod fake;
 mod faults;

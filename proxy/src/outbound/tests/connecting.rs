@@ -1,0 +1,134 @@
+//! How an endpoint is reached: in plaintext or by TLS, with or without a header, in which version of HTTP, and by whom.
+
+use std::sync::atomic::AtomicUsize;
+
+use super::*;
+use crate::transport_header::{ALPN, TransportHeader};
+
+/// A proxy whose clients call one service.
+async fn proxy(change: impl FnOnce(&mut Config)) -> Proxy {
+    let control = Control::default();
+    let service = "10.1.5.1:80".parse().unwrap();
+    control.policies.lock().insert(service, policy(SERVICE, vec![]));
+    Proxy::start_with(service, control, change, true).await
+}
+
+#[tokio::test]
+async fn the_pod_itself_is_reached_in_plaintext_whatever_its_identity() {
+    for require_mtls in [false, true] {
+        let proxy = proxy(|config| {
+            config.inbound.ips = vec!["127.0.0.1".parse().unwrap()];
+            config.outbound.require_mtls = require_mtls;
+        })
+        .await;
+        let app = application("itself").await;
+        let port_for_headers = unused_addr().port();
+        proxy.control.update(SERVICE, add(vec![endpoint(app, Some((testing::OWN, port_for_headers)))]));
+        assert_eq!(text(proxy.get("/").await).await, "itself / HTTP/1.1", "plaintext to its port, and no HTTP/2");
+        let metrics = proxy.scrape();
+        let of_app = |line: &&str| line.starts_with("request_total") && line.contains(&format!(r#"="{app}""#));
+        let line = metrics.lines().find(of_app).expect("the request is counted");
+        assert!(line.contains(r#"tls="no_identity",no_tls_reason="loopback""#), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn a_header_is_sent_where_the_endpoint_has_a_port_for_it_and_negotiates_it() {
+    for (has_port, alpn, negotiates) in [(true, &[ALPN][..], true), (true, &[][..], false), (false, &[ALPN][..], false)]
+    {
+        let proxy = proxy(|_| {}).await;
+        let peer = Peer::listen_with(&proxy.mesh.credentials(SERVER), alpn).await;
+        let workload = SocketAddr::from(([127, 0, 0, 1], if has_port { 8080 } else { peer.port() }));
+        let mut meshed = endpoint(workload, Some((SERVER, peer.port())));
+        if !has_port {
+            meshed.protocol_hint.as_mut().unwrap().opaque_transport = None;
+        }
+        proxy.control.update(SERVICE, add(vec![meshed]));
+        tokio::spawn(async move {
+            let mut stream = peer.accept_tls().await;
+            let negotiated = stream.get_ref().1.alpn_protocol().is_some();
+            if negotiated {
+                assert_eq!(TransportHeader::read(&mut stream).await.unwrap().port.get(), workload.port());
+            }
+            // A header that was not negotiated would be no beginning of HTTP/2.
+            let service = service_fn(move |request: Request<Incoming>| async move {
+                let seen = format!("{negotiated} {:?}", request.version());
+                Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(seen))))
+            });
+            http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await
+        });
+        let seen = text(proxy.get("/").await).await;
+        assert_eq!(seen, format!("{negotiates} HTTP/2.0"), "port {has_port}, ALPN of {}", alpn.len());
+    }
+}
+
+#[tokio::test]
+async fn http1_stays_http1_for_a_meshed_endpoint_that_is_not_said_to_take_http2() {
+    let proxy = proxy(|_| {}).await;
+    let (peer, port) = Peer::listen(&proxy.mesh.credentials(SERVER)).await;
+    let mut unknown = endpoint("127.0.0.1:8080".parse().unwrap(), Some((SERVER, port)));
+    unknown.protocol_hint.as_mut().unwrap().protocol = None;
+    proxy.control.update(SERVICE, add(vec![unknown]));
+    tokio::spawn(async move {
+        loop {
+            let (header, stream) = peer.accept().await;
+            let service = service_fn(move |request: Request<Incoming>| async move {
+                let seen = format!("{:?} {:?}", header.protocol, request.version());
+                Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(seen))))
+            });
+            tokio::spawn(async move {
+                let server = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+                let _ = server.serve_connection(TokioIo::new(stream), service).await;
+            });
+        }
+    });
+    assert_eq!(text(proxy.get("/").await).await, "Some(Http1) HTTP/1.1");
+    let request = Request::get("http://server.demo/").body(Full::default()).unwrap();
+    let response = proxy.http2().await.send_request(request).await.unwrap();
+    assert_eq!(text(response).await, "Some(Http2) HTTP/2.0");
+}
+
+#[tokio::test]
+async fn a_meshed_endpoint_gets_a_request_only_as_the_identity_that_it_requires() {
+    let (proxy, peer, _) = meshed().await;
+    let reached = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&reached);
+    tokio::spawn(async move {
+        loop {
+            let (_, stream) = peer.accept().await;
+            count.fetch_add(1, Ordering::Relaxed);
+            let service = service_fn(|request: Request<Incoming>| async move {
+                assert!(!request.headers().contains_key("l5d-require-id"));
+                Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
+            });
+            tokio::spawn(http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service));
+        }
+    });
+    for (required, status, connections) in [(testing::OWN, StatusCode::BAD_GATEWAY, 0), (SERVER, StatusCode::OK, 1)] {
+        let mut request = get("/");
+        request.headers_mut().insert("l5d-require-id", required.parse().unwrap());
+        assert_eq!(proxy.http1().await.send_request(request).await.unwrap().status(), status);
+        assert_eq!(reached.load(Ordering::Relaxed), connections);
+    }
+}
+
+#[tokio::test]
+async fn an_endpoint_that_takes_no_connection_in_time_is_a_gateway_timeout() {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let full = socket.listen(1).unwrap();
+    let addr = full.local_addr().unwrap();
+    // The kernel lets as many wait as the backlog says and one more, and drops the handshakes of others.
+    let mut waiting = Vec::new();
+    while let Ok(stream) = tokio::time::timeout(Duration::from_millis(200), TcpStream::connect(addr)).await {
+        waiting.push(stream.unwrap());
+        assert!(waiting.len() < 8, "the backlog is full");
+    }
+    let impatient = |config: &mut Config| config.outbound.connect_timeout = Duration::from_millis(100);
+    let proxy = Proxy::start_with(addr, Control::default(), impatient, true).await;
+    let response = proxy.get("/").await;
+    assert_eq!(response.status(), StatusCode::GATEWAY_TIMEOUT);
+    assert_eq!(response.headers()["l5d-proxy-error"], "connect timed out");
+    assert_eq!(response.headers()["connection"], "close");
+    assert!(proxy.scrape().contains(r#"outbound_http_errors_total{error="connect_timeout"} 1"#));
+}
