@@ -12,6 +12,7 @@ mod ingress;
 mod metrics;
 mod pair;
 mod profile;
+mod protocols;
 mod raw;
 mod resilience;
 mod tap;
