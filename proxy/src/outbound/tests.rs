@@ -14,6 +14,7 @@ mod pair;
 mod profile;
 mod protocols;
 mod raw;
+mod resets;
 mod resilience;
 mod tap;
 mod trace;

@@ -1,0 +1,224 @@
+//! Streams and connections of HTTP/2 that end early, requests that are shed, and the drain.
+
+use ::h2::{Reason, client, server};
+
+use super::{
+    raw::eventually,
+    resilience::{Act, Script, changed, metric, retry},
+    *,
+};
+
+/// A client whose frames the test sees.
+async fn client(proxy: &Proxy) -> client::SendRequest<Bytes> {
+    let (sender, connection) = client::handshake(proxy.connect().await).await.unwrap();
+    tokio::spawn(connection);
+    sender.ready().await.unwrap()
+}
+
+fn request() -> Request<()> {
+    Request::post("http://server.demo/").body(()).unwrap()
+}
+
+/// Whether a request ended with this error, in the metrics of its route.
+fn has_ended(proxy: &Proxy, error: &str) -> bool {
+    let is_it = |line: &str| {
+        line.starts_with("outbound_http_route_request_statuses_total")
+            && line.ends_with(&format!(r#"error="{error}"}} 1"#))
+    };
+    proxy.scrape().lines().any(is_it)
+}
+
+#[tokio::test]
+async fn a_reset_reaches_a_client_of_http2_with_its_code() {
+    for (reason, label) in [
+        (Reason::CANCEL, "CANCEL"),
+        (Reason::INTERNAL_ERROR, "RESET"),
+        (Reason::ENHANCE_YOUR_CALM, "ENHANCE_YOUR_CALM"),
+        // It is too large to be sent again.
+        (Reason::REFUSED_STREAM, "REFUSED"),
+    ] {
+        let (proxy, peer, _) = meshed().await;
+        let half_read = Arc::new(tokio::sync::Notify::new());
+        let was_read = Arc::clone(&half_read);
+        tokio::spawn(async move {
+            let (_, stream) = peer.accept().await;
+            let mut server = server::handshake(stream).await.unwrap();
+            let (_body, mut respond) = server.accept().await.unwrap().unwrap();
+            respond.send_reset(reason);
+            let (_body, mut respond) = server.accept().await.unwrap().unwrap();
+            let mut stream = respond.send_response(Response::new(()), false).unwrap();
+            stream.send_data("half".into(), false).unwrap();
+            let mut reset = std::pin::pin!(async {
+                was_read.notified().await;
+                stream.send_reset(reason);
+            });
+            tokio::select! {
+                _ = server.accept() => panic!("the connection ends"),
+                () = &mut reset => {}
+            }
+            let _ = server.accept().await;
+        });
+        let mut sender = client(&proxy).await;
+        let large = Request::post("http://server.demo/").header("content-length", 1 << 20).body(()).unwrap();
+        let (response, _body) = sender.send_request(large, false).unwrap();
+        assert_eq!(response.await.unwrap_err().reason(), Some(reason));
+        eventually(label, || has_ended(&proxy, label)).await;
+        let (response, _body) = sender.send_request(request(), false).unwrap();
+        let mut body = response.await.unwrap().into_body();
+        assert_eq!(body.data().await.unwrap().unwrap(), "half");
+        half_read.notify_one();
+        assert_eq!(body.data().await.unwrap().unwrap_err().reason(), Some(reason), "after the head");
+    }
+}
+
+#[tokio::test]
+async fn a_reset_is_a_bad_gateway_for_a_client_of_http1() {
+    let (proxy, peer, _) = meshed().await;
+    tokio::spawn(async move {
+        let (_, stream) = peer.accept().await;
+        let mut server = server::handshake(stream).await.unwrap();
+        while let Some(Ok((_, mut respond))) = server.accept().await {
+            respond.send_reset(Reason::INTERNAL_ERROR);
+        }
+    });
+    assert_eq!(proxy.get("/").await.status(), StatusCode::BAD_GATEWAY);
+    assert!(has_ended(&proxy, "IO"), "{}", proxy.scrape());
+}
+
+/// Reads the client's frames until its request's head has come, and writes a GOAWAY that leaves the request out.
+async fn go_away(mut stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin, reason: Reason) {
+    const PREFACE: usize = 24;
+    const HEADERS: u8 = 1;
+    stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
+    stream.read_exact(&mut [0; PREFACE]).await.unwrap();
+    loop {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).await.unwrap();
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+        stream.read_exact(&mut vec![0; length as usize]).await.unwrap();
+        if head[3] == HEADERS {
+            break;
+        }
+    }
+    let [.., code] = u32::from(reason).to_be_bytes();
+    stream.write_all(&[0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, code]).await.unwrap();
+    // Until the client closes.
+    let _ = stream.read_to_end(&mut Vec::new()).await;
+}
+
+#[tokio::test]
+async fn a_request_that_a_closing_connection_leaves_out_is_sent_again_with_its_body() {
+    let (proxy, peer, _) = meshed().await;
+    tokio::spawn(async move {
+        let (_, stream) = peer.accept().await;
+        tokio::spawn(go_away(stream, Reason::NO_ERROR));
+        let (_, stream) = peer.accept().await;
+        let service = service_fn(|request: Request<Incoming>| async move {
+            let body = request.into_body().collect().await.unwrap().to_bytes();
+            Ok::<_, Infallible>(Response::new(Full::new(body)))
+        });
+        http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await
+    });
+    let request = Request::post("/").header("host", "server.demo").body(Full::from("once more")).unwrap();
+    let response = proxy.http1().await.send_request(request).await.unwrap();
+    assert_eq!((response.status(), text(response).await.as_str()), (StatusCode::OK, "once more"));
+}
+
+#[tokio::test]
+async fn a_connection_that_breaks_may_have_processed_its_request() {
+    for (reason, label) in [(Some(Reason::INTERNAL_ERROR), "GO_AWAY"), (None, "IO")] {
+        let (proxy, peer, _) = meshed().await;
+        tokio::spawn(async move {
+            loop {
+                let (_, mut stream) = peer.accept().await;
+                match reason {
+                    Some(reason) => go_away(stream, reason).await,
+                    None => drop(stream.read(&mut [0; 1]).await),
+                }
+            }
+        });
+        let mut sender = client(&proxy).await;
+        let (response, _) = sender.send_request(request(), true).unwrap();
+        response.await.unwrap_err();
+        eventually(label, || has_ended(&proxy, label)).await;
+        assert_eq!(proxy.get("/").await.status(), StatusCode::BAD_GATEWAY);
+        assert_eq!(metric(&proxy, "outbound_http_route_backend_requests_total"), 2, "each was sent once");
+    }
+}
+
+#[tokio::test]
+async fn what_finds_no_endpoint_is_tried_again_and_what_is_shed_is_not() {
+    for (capacity, status, retries, label) in
+        [(10, StatusCode::GATEWAY_TIMEOUT, 2, "FAIL_FAST"), (0, StatusCode::SERVICE_UNAVAILABLE, 0, "LOAD_SHED")]
+    {
+        let control = Control::default();
+        let service = "10.1.9.1:80".parse().unwrap();
+        control.policies.lock().insert(service, changed(|rule| rule.retry = Some(retry(2))));
+        control.update(SERVICE, add(vec![]));
+        let impatient = |config: &mut Config| {
+            config.outbound.http_queue.capacity = capacity;
+            config.outbound.http_queue.failfast_timeout = Duration::from_millis(50);
+        };
+        let proxy = Proxy::start_with(service, control, impatient, true).await;
+        let response = proxy.get("/").await;
+        assert_eq!((response.status(), &response.headers()["connection"]), (status, &"close".parse().unwrap()));
+        assert_eq!(metric(&proxy, "outbound_http_route_retry_requests_total"), retries);
+        assert!(has_ended(&proxy, label), "{}", proxy.scrape());
+    }
+}
+
+#[tokio::test]
+async fn requests_beyond_the_limit_are_shed_until_a_response_has_ended() {
+    let script = Script::new([Act::Stall]);
+    let control = Control::default();
+    let service = "10.1.9.2:80".parse().unwrap();
+    control.policies.lock().insert(service, policy(SERVICE, vec![]));
+    control.update(SERVICE, add(vec![endpoint(script.listen().await, None)]));
+    let proxy = Proxy::start_with(service, control, |config| config.outbound.max_in_flight = 1, true).await;
+    let mut first = proxy.get("/").await;
+    first.body_mut().frame().await.unwrap().unwrap();
+    let shed = proxy.get("/").await;
+    assert_eq!(
+        (shed.status(), &shed.headers()["connection"]),
+        (StatusCode::SERVICE_UNAVAILABLE, &"close".parse().unwrap())
+    );
+    let grpc = Request::post("http://server.demo/echo.Echo/Say").header("content-type", "application/grpc");
+    let shed = proxy.http2().await.send_request(grpc.body(Full::default()).unwrap()).await.unwrap();
+    assert_eq!((shed.status(), &shed.headers()["grpc-status"]), (StatusCode::OK, &"14".parse().unwrap()));
+    assert!(proxy.scrape().contains(r#"outbound_http_errors_total{error="load_shed"} 2"#), "{}", proxy.scrape());
+    drop(first);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while proxy.get("/").await.status() != StatusCode::OK {
+        assert!(Instant::now() < deadline, "the permit is kept");
+    }
+}
+
+#[tokio::test]
+async fn a_drain_takes_no_connections_and_lets_http2_finish() {
+    let script = Script::new([Act::Stall]);
+    let control = Control::default();
+    let service = script.listen().await;
+    let mut proxy = Proxy::start(service, control).await;
+    let (sender, connection) = client::handshake(proxy.connect().await).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let mut sender = sender.ready().await.unwrap();
+    let (response, _) = sender.send_request(request(), true).unwrap();
+    let mut body = response.await.unwrap().into_body();
+    assert_eq!(body.data().await.unwrap().unwrap(), "begin");
+    let drained = tokio::spawn(proxy.drain.take().unwrap().drain(Duration::from_secs(600)));
+    // GOAWAY: the connection takes no more requests.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while let Ok(ready) = sender.ready().await {
+        assert!(Instant::now() < deadline, "the client may go on");
+        sender = ready;
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    while TcpStream::connect(proxy.addr).await.is_ok() {
+        assert!(Instant::now() < deadline, "connections are accepted");
+    }
+    assert!(!drained.is_finished(), "a request is in flight");
+    assert!(!connection.is_finished(), "its connection stays");
+    drop(body);
+    connection.await.unwrap().unwrap();
+    assert!(drained.await.unwrap());
+}
