@@ -5,6 +5,7 @@ mod connecting;
 mod control;
 mod fake;
 mod faults;
+mod fidelity;
 mod floods;
 mod gateway;
 mod identity;

@@ -1,0 +1,113 @@
+//! HTTP/1 as it was sent: bodies and their absence, responses that end with their connection, connections that are used once.
+//!
+//! Everything is looked at as bytes, with one proxy and through two.
+
+use super::{pair::in_front_of, raw::RawApplication, *};
+
+/// The application's proxies, one and two.
+async fn ways(app: &RawApplication) -> [(&'static str, Proxy); 2] {
+    [("one proxy", Proxy::start(app.addr, Control::default()).await), ("two proxies", in_front_of(app.addr).await)]
+}
+
+fn has_header(head: &str, name: &str) -> bool {
+    head.lines().any(|line| line.to_ascii_lowercase().starts_with(&format!("{name}:")))
+}
+
+#[tokio::test]
+async fn requests_without_a_body_gain_none() {
+    for (request, content_length) in [
+        ("GET /plain HTTP/1.1\r\nhost: server.demo\r\nconnection: close\r\n\r\n", None),
+        ("DELETE /plain HTTP/1.1\r\nhost: server.demo\r\nconnection: close\r\n\r\n", None),
+        ("POST /plain HTTP/1.1\r\nhost: server.demo\r\nconnection: close\r\n\r\n", None),
+        ("POST /plain HTTP/1.1\r\nhost: server.demo\r\nconnection: close\r\ncontent-length: 0\r\n\r\n", Some("0")),
+        ("GET /plain HTTP/1.0\r\nhost: server.demo\r\n\r\n", None),
+    ] {
+        let app = RawApplication::start(&["HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"]).await;
+        for (way, proxy) in ways(&app).await {
+            let answer = proxy.exchange(request.as_bytes()).await;
+            assert!(answer.contains(" 200 ") && answer.ends_with("\r\n\r\nok"), "{way}: {answer}");
+            let (_, head) = app.received().pop().unwrap();
+            assert!(!has_header(&head, "transfer-encoding"), "{way}: {head}");
+            let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+            assert_eq!(length, content_length, "{way}: {head}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn responses_without_a_body_gain_none() {
+    for (method, answer) in [
+        ("GET", "HTTP/1.1 204 No Content\r\n\r\n"),
+        ("GET", "HTTP/1.1 304 Not Modified\r\netag: \"x\"\r\n\r\n"),
+        ("GET", "HTTP/1.1 304 Not Modified\r\ncontent-length: 5\r\n\r\n"),
+        ("HEAD", "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n"),
+        ("GET", "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"),
+    ] {
+        let app = RawApplication::start(&[answer]).await;
+        for (way, proxy) in ways(&app).await {
+            let request = format!("{method} / HTTP/1.1\r\nhost: server.demo\r\nconnection: close\r\n\r\n");
+            let received = proxy.exchange(request.as_bytes()).await;
+            let (status, rest) = received.split_once("\r\n").unwrap();
+            assert!(answer.starts_with(status), "{way}: {received}");
+            assert!(rest.ends_with("\r\n\r\n") && rest.matches("\r\n\r\n").count() == 1, "{way}: {received}");
+            assert!(!has_header(&received, "transfer-encoding"), "{way}: {received}");
+            // RFC 9110 section 8.6 lets a 304 say the length of what it leaves out; nobody waits for that many bytes.
+            let has_length = has_header(answer, "content-length") && !answer.contains("304");
+            assert_eq!(has_header(&received, "content-length"), has_length, "{way}: {received}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_response_that_ends_with_its_connection_arrives_whole() {
+    for answer in ["HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nall of it", "HTTP/1.0 200 OK\r\n\r\nall of it"] {
+        let app = RawApplication::start(&[answer]).await;
+        for (way, proxy) in ways(&app).await {
+            for _ in 0..2 {
+                let response = proxy.get("/").await;
+                assert_eq!((response.status(), text(response).await.as_str()), (StatusCode::OK, "all of it"), "{way}");
+            }
+            // A client of HTTP/1.0 knows no chunks: the end is its connection's, too.
+            let old = proxy.exchange(b"GET / HTTP/1.0\r\nhost: server.demo\r\n\r\n").await;
+            assert!(old.ends_with("\r\n\r\nall of it") && !has_header(&old, "transfer-encoding"), "{way}: {old}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn requests_of_http10_and_without_a_host_have_connections_of_their_own() {
+    let app = RawApplication::start(&["HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"]).await;
+    let proxy = Proxy::start(app.addr, Control::default()).await;
+    for request in [
+        "GET /kept HTTP/1.1\r\nhost: server.demo\r\nconnection: close\r\n\r\n",
+        "GET /kept HTTP/1.1\r\nhost: server.demo\r\nconnection: close\r\n\r\n",
+        "GET /own HTTP/1.0\r\nhost: server.demo\r\n\r\n",
+        "GET /own HTTP/1.1\r\nconnection: close\r\n\r\n",
+        "GET /kept HTTP/1.1\r\nhost: server.demo\r\nconnection: close\r\n\r\n",
+    ] {
+        assert!(proxy.exchange(request.as_bytes()).await.contains(" 200 "), "{request}");
+    }
+    let connections: Vec<_> = app.received().iter().map(|(connection, _)| *connection).collect();
+    assert_eq!(connections, [1, 1, 2, 3, 1]);
+}
+
+#[tokio::test]
+async fn an_answer_to_connect_says_nothing_about_a_body() {
+    for answer in [
+        "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nx-kept: 1\r\n\r\n",
+    ] {
+        let app = RawApplication::start(&[answer]).await;
+        for (way, proxy) in ways(&app).await {
+            let mut client = proxy.connect().await;
+            client.write_all(b"CONNECT server.demo:443 HTTP/1.1\r\nhost: server.demo:443\r\n\r\n").await.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                assert!(client.read_buf(&mut head).await.unwrap() > 0, "{way}: the tunnel ends");
+            }
+            let head = String::from_utf8(head).unwrap();
+            assert!(head.starts_with("HTTP/1.1 200 "), "{way}: {head}");
+            assert!(!has_header(&head, "content-length") && !has_header(&head, "transfer-encoding"), "{way}: {head}");
+        }
+    }
+}
