@@ -215,6 +215,25 @@ impl Balancer {
         }
     }
 
+    /// Whether the control plane has said which endpoints there are.
+    pub(crate) fn is_known(&self) -> bool {
+        matches!(*self.discovered.state.borrow(), EndpointsState::Known(_))
+    }
+
+    /// Waits until [`Self::is_known`].
+    pub(crate) async fn known(&self) {
+        let mut changes = self.discovered.state.clone();
+        if changes.wait_for(|state| matches!(state, EndpointsState::Known(_))).await.is_err() {
+            // The stream's task ends after its balancers.
+            std::future::pending().await
+        }
+    }
+
+    /// Whether requests that find no endpoint fail at once.
+    pub(crate) fn is_failing_fast(&self) -> bool {
+        self.failing_fast.load(Ordering::Relaxed)
+    }
+
     /// Whether an endpoint can be picked right now.
     pub(crate) fn is_available(&self) -> bool {
         let mut state = self.state.lock();
@@ -345,6 +364,12 @@ impl Balanced {
             probe: config.connect_timeout,
             pool,
         }
+    }
+
+    /// How many requests wait for their response, or how many connections there are.
+    #[cfg(test)]
+    pub(crate) fn in_flight(&self) -> u32 {
+        self.in_flight.load(Ordering::Relaxed)
     }
 
     fn cost(&self, now: Instant) -> f64 {

@@ -5,9 +5,10 @@ use std::{
     time::Duration,
 };
 
+use futures::future::select_all;
 use parking_lot::Mutex;
 use rand::RngExt as _;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
 use super::{
     backends::{Backends, Resolved},
@@ -211,6 +212,34 @@ impl RoutingPlan {
             labels.extend(target().into_iter().skip(1));
             shared.metrics.tcp_route(self.policy.opaque_kind() == BalancerKind::Tls, labels)
         }))
+    }
+
+    /// Waits for a backend with an available endpoint while there is one whose endpoints are not known yet, until `deadline` at most.
+    /// Otherwise what comes first would go to a backend without any. While a backend fails fast, nothing waits.
+    pub(super) async fn settled(&self, distribution: &Distribution, kind: BalancerKind, deadline: Instant) {
+        let is_single = matches!(distribution, Distribution::Empty)
+            || matches!(distribution, Distribution::FirstAvailable(backends) if backends.len() == 1);
+        let is_available = || distribution.backends().any(|backend| self.is_available(backend, kind));
+        if is_single || is_available() {
+            return;
+        }
+        let balancers = distribution.backends().filter_map(|backend| match self.resolved(backend, kind)?.1 {
+            Resolved::Balance(balancer) => Some(balancer),
+            Resolved::Forward(_) | Resolved::Missing => None,
+        });
+        let balancers: Vec<_> = balancers.collect();
+        // Boxed: what comes later needs no room for it.
+        let settled = Box::pin(async {
+            loop {
+                let unknown = balancers.iter().filter(|balancer| !balancer.is_known());
+                let unknown: Vec<_> = unknown.map(|balancer| Box::pin(balancer.known())).collect();
+                if unknown.is_empty() || balancers.iter().any(|balancer| balancer.is_failing_fast()) || is_available() {
+                    return;
+                }
+                select_all(unknown).await;
+            }
+        });
+        let _ = tokio::time::timeout_at(deadline, settled).await;
     }
 
     /// Picks a backend of requests or connections, preferring backends with an available endpoint.

@@ -102,8 +102,11 @@ where
     if let Some(reason) = route.refuse {
         return Err(ForwardError::Refused(reason));
     }
-    let (_, backend) = plan.pick(&route.backends, plan.policy.opaque_kind()).ok_or(ForwardError::NoBackend)?;
-    let (mut server, endpoint, in_flight) = connect(connection, &backend).await?;
+    let (kind, queue) = (plan.policy.opaque_kind(), connection.worker.shared.config.outbound.tcp_queue);
+    let deadline = Instant::now() + queue.failfast_timeout;
+    plan.settled(&route.backends, kind, deadline).await;
+    let (_, backend) = plan.pick(&route.backends, kind).ok_or(ForwardError::NoBackend)?;
+    let (mut server, endpoint, in_flight) = connect(&backend, deadline).await?;
     tracing::debug!(orig_dst.addr = %connection.target.destination, dst.addr = %endpoint.info.addr, "forwarding");
     let copied = copy_bidirectional(stream, &mut server).await;
     drop(in_flight);
@@ -116,15 +119,14 @@ where
 
 /// Connects to an endpoint of the backend. If one refuses, another is tried until the fail-fast time is over.
 async fn connect(
-    connection: &Connection,
     backend: &Resolved,
+    deadline: Instant,
 ) -> Result<(Io<Stream>, Arc<Endpoint>, Option<InFlight>), ForwardError> {
     let balancer = match backend {
         Resolved::Forward(endpoint) => return Ok((endpoint.connect(None).await?, Arc::clone(endpoint), None)),
         Resolved::Balance(balancer) => balancer,
         Resolved::Missing => return Err(ForwardError::NoBackend),
     };
-    let deadline = Instant::now() + connection.worker.shared.config.outbound.tcp_queue.failfast_timeout;
     loop {
         let mut in_flight = balancer.select(deadline).await?;
         let Some(balanced) = in_flight.balanced().cloned() else { return Err(SelectError::FailFast.into()) };

@@ -3,6 +3,7 @@
 mod close;
 mod connecting;
 mod control;
+mod distribution;
 mod fake;
 mod faults;
 mod fidelity;

@@ -159,6 +159,9 @@ impl Routed<'_> {
     ) -> Exchanged {
         let action = self.action;
         apply_to_request(&action.filters, self.prefix, &mut *request)?;
+        let deadline = self.arrived + self.connection.worker.shared.config.outbound.http_queue.failfast_timeout;
+        let deadline = terms.timeouts.answer_by(self.arrived).map_or(deadline, |by| by.min(deadline));
+        self.plan.settled(&action.backends, BalancerKind::Http, deadline).await;
         let picked = self.plan.pick(&action.backends, BalancerKind::Http);
         let (backend, resolved) = picked.ok_or(Failure::Internal("the route has no backend"))?;
         apply_to_request(&backend.filters, self.prefix, &mut *request)?;

@@ -1,0 +1,195 @@
+//! Which backend gets a request or a connection.
+
+use weft_proto::linkerd::destination::{AddrSet, NoEndpoints, Update, WeightedDst, update};
+
+use super::{
+    fake::{Over, balancer, detecting, distributing, forward, http_route, opaque_route},
+    raw::{BYTES, eventually, named},
+    resilience::{Act, Script},
+    *,
+};
+use crate::{metrics::BalancerKind, outbound::backends::Resolved};
+
+const FIRST: &str = "first.demo:80";
+const SECOND: &str = "second.demo:80";
+const EMPTY: &str = "empty.demo:80";
+
+fn service() -> SocketAddr {
+    "10.1.6.1:80".parse().unwrap()
+}
+
+/// A control plane that knows two services with an endpoint each, and one without.
+async fn services() -> Control {
+    let control = Control::default();
+    control.update(FIRST, add(vec![endpoint(named("first").await, None)]));
+    control.update(SECOND, add(vec![endpoint(named("second").await, None)]));
+    control.update(EMPTY, none(true));
+    control
+}
+
+fn none(exists: bool) -> Update {
+    Update { update: Some(update::Update::NoEndpoints(NoEndpoints { exists })) }
+}
+
+fn remove(addr: SocketAddr) -> Update {
+    Update { update: Some(update::Update::Remove(AddrSet { addrs: vec![addr.into()] })) }
+}
+
+/// Asks until another backend answers requests and connections.
+async fn moves_to(proxy: &Proxy, name: &str) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while proxy.who().await != name || proxy.exchange(BYTES).await != name {
+        assert!(Instant::now() < deadline, "{name} is not used");
+    }
+    for _ in 0..10 {
+        assert_eq!((proxy.who().await, proxy.exchange(BYTES).await), (name.to_owned(), name.to_owned()));
+    }
+}
+
+#[tokio::test]
+async fn the_first_backend_with_an_endpoint_gets_everything() {
+    let control = services().await;
+    let over = Over::First(vec![balancer(EMPTY), balancer(FIRST), balancer(SECOND)]);
+    control.policies.lock().insert(service(), distributing(&over));
+    let proxy = Proxy::patient(service(), control).await;
+    let answers = (proxy.who().await, proxy.exchange(BYTES).await);
+    let known = ["first".to_owned(), "second".to_owned()];
+    assert!(known.contains(&answers.0) && known.contains(&answers.1), "from the beginning: {answers:?}");
+    moves_to(&proxy, "first").await;
+    let preferred = named("preferred").await;
+    for _ in 0..2 {
+        proxy.control.update(EMPTY, add(vec![endpoint(preferred, None)]));
+        moves_to(&proxy, "preferred").await;
+        proxy.control.update(EMPTY, remove(preferred));
+        moves_to(&proxy, "first").await;
+    }
+    proxy.control.update(FIRST, none(false));
+    moves_to(&proxy, "second").await;
+}
+
+#[tokio::test]
+async fn a_policy_splits_by_weight_among_backends_with_endpoints() {
+    let control = services().await;
+    let weighted =
+        [(balancer(FIRST), 800), (balancer(SECOND), 100), (Default::default(), 100), (balancer(EMPTY), 1_000_000)];
+    control.policies.lock().insert(service(), distributing(&Over::Random(weighted.to_vec())));
+    let proxy = Proxy::patient(service(), control).await;
+    let mut answers = std::collections::BTreeMap::<_, u32>::new();
+    for _ in 0..200 {
+        *answers.entry(proxy.who().await).or_default() += 1;
+    }
+    // 200 draws with p = 0.1: 4 to 50 is seven deviations wide. The second of them does not exist.
+    let (second, missing) = (answers["second"], answers["500"]);
+    assert!((4..50).contains(&second) && (4..50).contains(&missing), "{answers:?}");
+    assert_eq!(answers["first"] + second + missing, 200, "{answers:?}");
+}
+
+#[tokio::test]
+async fn a_backend_that_nothing_is_known_about_is_waited_for_once() {
+    let control = services().await;
+    control.instead(Call::Endpoints, [Instead::Silence; 2]);
+    let over = Over::First(vec![balancer(FIRST), balancer(SECOND)]);
+    control.policies.lock().insert(service(), distributing(&over));
+    let proxy = Proxy::start(service(), control).await;
+    assert_eq!(proxy.who().await, "504");
+    let again = Instant::now();
+    for _ in 0..2 {
+        assert_eq!(proxy.who().await, "504");
+    }
+    assert!(again.elapsed() < Duration::from_millis(900), "failing fast does not wait again");
+    proxy.control.speak();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while proxy.who().await == "504" {
+        assert!(Instant::now() < deadline, "the backend that is known now is not used");
+    }
+}
+
+#[tokio::test]
+async fn without_a_backend_requests_fail_and_connections_are_closed() {
+    let control = Control::default();
+    control.policies.lock().insert(service(), distributing(&Over::Nothing));
+    let proxy = Proxy::patient(service(), control).await;
+    let response = proxy.get("/").await;
+    assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(response.headers()["l5d-proxy-error"], "the route has no backend");
+    assert_eq!(proxy.exchange(BYTES).await, "");
+    assert!(proxy.scrape().contains(r#"outbound_tcp_errors_total{error="invalid_backend"} 1"#), "{}", proxy.scrape());
+}
+
+#[tokio::test]
+async fn an_address_of_a_policy_gets_requests_and_connections() {
+    let (http, bytes) = (forward(named("requests").await), forward(named("bytes").await));
+    let (http, bytes) = (Over::First(vec![http]), Over::First(vec![bytes]));
+    let control = Control::default();
+    control.policies.lock().insert(service(), detecting(http_route(&http, vec![]), opaque_route(&bytes)));
+    let proxy = Proxy::patient(service(), control).await;
+    assert_eq!((proxy.who().await.as_str(), proxy.exchange(BYTES).await.as_str()), ("requests", "bytes"));
+}
+
+#[tokio::test]
+async fn a_policy_that_changes_moves_the_requests_of_an_open_connection() {
+    let control = Control::default();
+    let of = |addr| distributing(&Over::First(vec![forward(addr)]));
+    let before = of(application("before").await);
+    control.policies.lock().insert(service(), before);
+    let proxy = Proxy::patient(service(), control).await;
+    let mut sender = proxy.http1().await;
+    let mut answer = async || {
+        sender.ready().await.expect("the connection stays");
+        text(sender.send_request(get("/")).await.unwrap()).await
+    };
+    assert_eq!(answer().await, "before / HTTP/1.1");
+    proxy.control.change_policy(service(), of(application("after").await));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while answer().await != "after / HTTP/1.1" {
+        assert!(Instant::now() < deadline, "the new policy is not used");
+    }
+}
+
+/// The share of the policy and of the profile, with overrides or without, and opaque or not.
+#[tokio::test]
+async fn overrides_of_a_profile_take_requests_and_bytes_from_the_policy() {
+    for (overrides, opaque_protocol) in [(true, false), (true, true), (false, true), (false, false)] {
+        let control = services().await;
+        control.policies.lock().insert(service(), policy(FIRST, vec![]));
+        let second = WeightedDst { authority: SECOND.into(), weight: 1, backend_ref: None };
+        let profile = DestinationProfile {
+            fully_qualified_name: "server.demo.svc.cluster.local".into(),
+            opaque_protocol,
+            dst_overrides: if overrides { vec![second] } else { vec![] },
+            ..DestinationProfile::default()
+        };
+        control.profiles.lock().insert(service().to_string(), profile);
+        let proxy = Proxy::patient(service(), control).await;
+        let expected = if overrides { "second" } else { "first" };
+        let answers = (proxy.who().await, proxy.exchange(BYTES).await);
+        assert_eq!(answers, (expected.to_owned(), expected.to_owned()), "{overrides} {opaque_protocol}");
+        let detects = proxy.scrape().contains("outbound_tcp_detect_http_results_total{");
+        assert_eq!(detects, !opaque_protocol);
+    }
+}
+
+#[tokio::test]
+async fn a_request_is_load_until_its_response_begins() {
+    let script = Script::new([Act::Late(Duration::from_secs(3600), 200), Act::Stall]);
+    let control = Control::default();
+    control.policies.lock().insert(service(), policy(SERVICE, vec![]));
+    control.update(SERVICE, add(vec![endpoint(script.listen().await, None)]));
+    let proxy = Proxy::patient(service(), control).await;
+    let target = proxy.worker.target(service());
+    let plan = target.ready().await.unwrap();
+    let backends = &plan.http_routes(false).unwrap().actions().next().unwrap().backends;
+    let Some((_, Resolved::Balance(balancer))) = plan.pick(backends, BalancerKind::Http) else { panic!("no balancer") };
+    let picked = balancer.select(Instant::now() + Duration::from_secs(60)).await.unwrap();
+    let endpoint = Arc::clone(picked.balanced().unwrap());
+    drop(picked);
+    assert_eq!(endpoint.in_flight(), 0);
+    let mut sender = proxy.http1().await;
+    let late = tokio::spawn(async move { sender.send_request(get("/")).await });
+    eventually("a request without a response is load", || endpoint.in_flight() == 1).await;
+    let mut response = proxy.get("/").await;
+    response.body_mut().frame().await.unwrap().unwrap();
+    assert_eq!(endpoint.in_flight(), 1, "the response that goes on is none");
+    late.abort();
+    eventually("the client of the other left", || endpoint.in_flight() == 0).await;
+}
