@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    discover::endpoint::EndpointInfo,
+    discover::{endpoint::EndpointInfo, route::SuccessRate},
     inbound::testing::{self, Mesh},
 };
 
@@ -49,6 +49,61 @@ async fn what_is_in_flight_is_load() {
     assert!((endpoint.cost(now) - idle * 2.0).abs() < 1e-9);
     first.finish();
     assert_eq!(endpoint.in_flight.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_is_measured_when_it_is_made_and_is_load_until_it_ends() {
+    let endpoint = Arc::new(balanced());
+    let mut connection = InFlight::start(Arc::clone(&endpoint), Instant::now());
+    tokio::time::advance(Duration::from_secs(1)).await;
+    connection.measured();
+    let now = Instant::now();
+    assert!((endpoint.cost(now) - 2.0).abs() < 1e-9, "a second, for it and the next one: {}", endpoint.cost(now));
+    tokio::time::advance(Duration::from_secs(10)).await;
+    let now = Instant::now();
+    drop(connection);
+    let faded = (-1.0_f64).exp();
+    assert!((endpoint.cost(now) - faded).abs() < 1e-9, "its end is no latency: {}", endpoint.cost(now));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_is_measured_when_it_begins() {
+    let endpoint = Arc::new(balanced());
+    let mut request = InFlight::start(Arc::clone(&endpoint), Instant::now());
+    tokio::time::advance(Duration::from_secs(1)).await;
+    request.finish();
+    tokio::time::advance(Duration::from_secs(10)).await;
+    request.finish();
+    drop(request);
+    let faded = (-1.0_f64).exp();
+    assert!((endpoint.cost(Instant::now()) - faded).abs() < 1e-9, "neither its end nor a repetition counts");
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_endpoints_the_cheaper_one_is_picked() {
+    let (shared, _drain) = testing::shared(testing::config(), &Mesh::new());
+    let addrs = (1..=3).map(|n| SocketAddr::from(([10, 0, 0, n], 80)));
+    let set = addrs.map(|addr| (addr, Arc::new(EndpointInfo::unmeshed(addr)))).collect();
+    let (_known, discovered) = Endpoints::for_test(set);
+    let balancer = Balancer::new(shared, BalancerKind::Http, Labels::new(), Arc::new(discovered), Load::DEFAULT, None);
+    assert!(balancer.is_available());
+    let now = Instant::now();
+    for (endpoint, millis) in balancer.state.lock().endpoints.iter().zip([100, 200, 300]) {
+        endpoint.rtt.lock().add(Duration::from_millis(millis), now);
+    }
+    let picked = || balancer.try_select().ok().unwrap().balanced().unwrap().endpoint.info.addr.ip().to_string();
+    let mut counts = std::collections::BTreeMap::<_, u32>::new();
+    for _ in 0..300 {
+        *counts.entry(picked()).or_default() += 1;
+    }
+    assert!(!counts.contains_key("10.0.0.3"), "each of the others is cheaper: {counts:?}");
+    // Of three pairs, one is without the first: 300 draws with p = 1/3, seven deviations wide.
+    assert!((43..=157).contains(&counts["10.0.0.2"]), "{counts:?}");
+    // Load is latency times what is in flight: nine times 100 ms are more than 300 ms.
+    let cheapest = Arc::clone(&balancer.state.lock().endpoints[0]);
+    let _busy: Vec<_> = (0..8).map(|_| InFlight::start(Arc::clone(&cheapest), now)).collect();
+    let busy: std::collections::BTreeSet<_> = (0..50).map(|_| picked()).collect();
+    assert!(!busy.contains("10.0.0.1"), "{busy:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -131,6 +186,28 @@ async fn an_endpoint_whose_responses_fail_is_ejected_and_probed() {
     let answer = crate::request::classify::Answer { status: http::StatusCode::OK, grpc: None, retry_after: None };
     probe.report(Report::Answered { answer, is_failure: false });
     assert_eq!((endpoint.blocked_until(Instant::now()), counts()), (None, (1, 0)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn too_much_to_do_lowers_the_share_of_successes_and_is_no_failure_in_a_row() {
+    let success_rate = SuccessRate { threshold: 0.8, decay: Duration::from_secs(10), min_requests: 5 };
+    let backoff =
+        crate::request::backoff::Backoff { min: Duration::from_secs(1), max: Duration::from_secs(60), jitter: 0.0 };
+    for (status, grpc) in [(200, Some(8)), (429, None)] {
+        for (max_failures, success_rate, is_ejected) in [(2, None, false), (0, Some(success_rate), true)] {
+            let max_failures = std::num::NonZeroU32::new(max_failures);
+            let accrual = Accrual { max_failures, success_rate, backoff, honors_retry_after: false, min_ready: 1 };
+            let endpoint = Arc::new(balanced_with(Some(Arc::new(accrual))));
+            for _ in 0..5 {
+                tokio::time::advance(Duration::from_secs(1)).await;
+                let status = http::StatusCode::from_u16(status).unwrap();
+                let answer = crate::request::classify::Answer { status, grpc, retry_after: None };
+                let request = InFlight::start(Arc::clone(&endpoint), Instant::now());
+                request.report(Report::Answered { answer, is_failure: false });
+            }
+            assert_eq!(endpoint.blocked_until(Instant::now()).is_some(), is_ejected, "{status} {grpc:?}");
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
