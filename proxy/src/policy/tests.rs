@@ -1,5 +1,7 @@
 //! Tests of the policy of a port over time, without a controller.
 
+mod codes;
+
 use std::pin::pin;
 
 use tokio::time::Instant;

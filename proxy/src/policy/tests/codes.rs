@@ -1,0 +1,105 @@
+//! What a policy controller's codes mean for a port.
+
+use std::{collections::VecDeque, net::Ipv4Addr, pin::Pin, sync::atomic::AtomicUsize};
+
+use futures::{Stream, StreamExt as _, future::join_all, stream};
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{Request, Response, Status};
+use weft_proto::linkerd::inbound::{
+    Server,
+    inbound_server_policies_server::{InboundServerPolicies, InboundServerPoliciesServer},
+};
+
+use super::*;
+use crate::{control::Trust, dns::Dns, inbound::testing::Mesh};
+
+/// Longer than the first pause before a call is repeated, which is 100 ms at most.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// A controller whose streams end with codes, with a policy before that or without; after the last, with a policy that stays.
+#[derive(Clone)]
+struct Controller {
+    streams: Arc<Mutex<VecDeque<(bool, Code)>>>,
+    calls: Arc<AtomicUsize>,
+}
+
+impl Controller {
+    async fn serve(streams: impl IntoIterator<Item = (bool, Code)>) -> (Self, u16) {
+        let controller = Self { streams: Arc::new(Mutex::new(streams.into_iter().collect())), calls: Arc::default() };
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server =
+            tonic::transport::Server::builder().add_service(InboundServerPoliciesServer::new(controller.clone()));
+        tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+        (controller, port)
+    }
+
+    fn calls(&self) -> usize {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    /// Waits for more calls than these.
+    async fn more_than(&self, calls: usize) {
+        while self.calls() <= calls {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl InboundServerPolicies for Controller {
+    type WatchPortStream = Pin<Box<dyn Stream<Item = Result<Server, Status>> + Send>>;
+
+    async fn get_port(&self, _request: Request<PortSpec>) -> Result<Response<Server>, Status> {
+        Err(Status::unimplemented("only watches"))
+    }
+
+    async fn watch_port(&self, _request: Request<PortSpec>) -> Result<Response<Self::WatchPortStream>, Status> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let policy = || stream::iter([Ok(detecting(vec![authz("a", anybody())]))]);
+        match self.streams.lock().pop_front() {
+            None => Ok(Response::new(policy().chain(stream::pending()).boxed())),
+            Some((false, code)) => Err(Status::new(code, "as the test wants")),
+            Some((true, code)) => {
+                let end = stream::iter([Err(Status::new(code, "as the test wants"))]);
+                Ok(Response::new(policy().chain(end).boxed()))
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_is_final_and_keeps_the_policy_and_other_codes_are_asked_about_again() {
+    join_all(
+        [
+            ((false, Code::InvalidArgument), "all-unauthenticated", 1),
+            ((false, Code::FailedPrecondition), "all-unauthenticated", 1),
+            ((true, Code::InvalidArgument), "web", 1),
+            // The pod was not known yet, or the controller has been replaced.
+            ((false, Code::NotFound), "web", 2),
+            ((false, Code::Unavailable), "web", 2),
+            ((true, Code::NotFound), "web", 2),
+        ]
+        .map(async |(stream, expected, calls)| {
+            let (controller, port) = Controller::serve([stream]).await;
+            let mut config = waiting();
+            config.policy.control.port = port;
+            config.inbound.ports = Vec::new();
+            let credentials = watch::channel(Some(Mesh::new().credentials(crate::inbound::testing::OWN))).1;
+            let dns = Dns::new(Default::default()).unwrap();
+            let (trust, limits) = (Trust::Credentials(credentials.clone()), config.control_streams);
+            let client = ControlClient::new(config.policy.control.clone(), trust, dns, limits);
+            let policies = Policies::with(Arc::new(config), client, credentials, Handle::current());
+            let begin = Instant::now();
+            let policy = policies.port(8080).await;
+            assert!(begin.elapsed() < TIMEOUT, "{stream:?} is no answer");
+            assert_eq!(name(&policy), expected, "{stream:?}");
+            controller.more_than(calls - 1).await;
+            let more = tokio::time::timeout(PATIENCE, controller.more_than(calls)).await;
+            assert!(more.is_err(), "{stream:?} was asked about again");
+            assert_eq!(name(&policy), expected, "{stream:?} takes nothing away");
+        }),
+    )
+    .await;
+}
