@@ -235,6 +235,16 @@ mod tests {
         assert!(EndpointInfo::read(meshed(uri, Some("web.demo")), &HashMap::new()).is_ok());
     }
 
+    /// A change of weights keeps connections, because the descriptions are equal.
+    #[test]
+    fn a_weight_changes_nothing() {
+        let weighted = |weight| {
+            EndpointInfo::read(WeightedAddr { weight, ..meshed(dns("web.demo"), None) }, &HashMap::new()).unwrap()
+        };
+        assert_eq!(weighted(1), weighted(10_000));
+        assert_eq!(weighted(0), weighted(1));
+    }
+
     #[test]
     fn no_identity_is_plaintext() {
         let mut message = meshed(None, None);

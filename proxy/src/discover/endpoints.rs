@@ -117,8 +117,11 @@ mod tests {
         assert_eq!(keys(&set), ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"]);
         apply(&mut set, update(update::Update::Remove(AddrSet { addrs: addrs(&["10.0.0.1:80", "10.9.9.9:1"]) })));
         assert_eq!(keys(&set), ["10.0.0.2:80", "10.0.0.3:80"]);
-        apply(&mut set, update(update::Update::NoEndpoints(NoEndpoints { exists: true })));
-        assert!(set.is_empty());
+        for exists in [true, false] {
+            apply(&mut set, add(&["10.0.0.1:80"]));
+            apply(&mut set, update(update::Update::NoEndpoints(NoEndpoints { exists })));
+            assert!(set.is_empty());
+        }
     }
 
     #[test]

@@ -143,6 +143,29 @@ mod tests {
     }
 
     #[test]
+    fn load_balancing_avoids_servers_with_faults_or_too_much_to_do() {
+        let penalized = |answer: Answer| (answer.is_penalized(), answer.is_overloaded());
+        let grpc: Vec<u8> = (0..17).filter(|status| penalized(answer(200, Some(*status))).0).collect();
+        assert_eq!(grpc, [2, 4, 8, 13, 14, 15], "permission denied is the client's fault");
+        let overloaded: Vec<u8> = (0..17).filter(|status| penalized(answer(200, Some(*status))).1).collect();
+        assert_eq!(overloaded, [8]);
+        for (status, expected) in [
+            (200, (false, false)),
+            (301, (false, false)),
+            (400, (false, false)),
+            (403, (false, false)),
+            (404, (false, false)),
+            (408, (false, false)),
+            (429, (true, true)),
+            (500, (true, false)),
+            (503, (true, false)),
+            (599, (true, false)),
+        ] {
+            assert_eq!(penalized(answer(status, None)), expected, "{status}");
+        }
+    }
+
+    #[test]
     fn the_first_class_of_a_profile_decides() {
         let status = |range| Condition::Status(range);
         let classes = Classes::of_profile(vec![
