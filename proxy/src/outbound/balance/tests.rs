@@ -190,7 +190,7 @@ async fn an_endpoint_whose_responses_fail_is_ejected_and_probed() {
 
 #[tokio::test(start_paused = true)]
 async fn too_much_to_do_lowers_the_share_of_successes_and_is_no_failure_in_a_row() {
-    let success_rate = SuccessRate { threshold: 0.8, decay: Duration::from_secs(10), min_requests: 5 };
+    let success_rate = SuccessRate { threshold: 0.8, window: Duration::from_secs(10), min_requests: 5 };
     let backoff =
         crate::request::backoff::Backoff { min: Duration::from_secs(1), max: Duration::from_secs(60), jitter: 0.0 };
     for (status, grpc) in [(200, Some(8)), (429, None)] {

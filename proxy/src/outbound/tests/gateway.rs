@@ -125,7 +125,7 @@ fn forwarded() -> String {
 async fn a_control_plane_that_says_nothing_about_a_name_is_a_timeout() {
     let soon = |config: &mut Config| config.outbound.discovery_timeout = Duration::from_millis(100);
     let clusters = Clusters::with(GATEWAY, soon).await;
-    clusters.control.silent.store(usize::MAX, Ordering::Relaxed);
+    clusters.control.instead(Call::Policy, [Instead::Silence; 100]);
     clusters.mirror(&format!("{REMOTE}:80"));
     assert_eq!(clusters.client.get("/").await.status(), StatusCode::GATEWAY_TIMEOUT);
     assert_eq!(clusters.grpc().await, "4");

@@ -87,12 +87,12 @@ async fn a_malformed_name_is_refused_and_an_unknown_one_has_no_destination() {
 #[tokio::test]
 async fn a_control_plane_that_says_nothing_about_a_destination_is_a_timeout() {
     let control = Control::default();
-    control.silent.store(usize::MAX, Ordering::Relaxed);
+    control.instead(Call::Policy, [Instead::Silence; 100]);
     let soon = |config: &mut Config| {
         ingress(config);
         config.outbound.discovery_timeout = Duration::from_millis(100);
     };
-    let proxy = Proxy::start_with(unused_addr().await, control, soon, true).await;
+    let proxy = Proxy::start_with(unused_addr(), control, soon, true).await;
     for request in [naming(WEB), get("/")] {
         let response = proxy.http1().await.send_request(request).await.unwrap();
         assert_eq!(response.status(), StatusCode::GATEWAY_TIMEOUT);
@@ -179,7 +179,7 @@ async fn names_are_bounded_and_forgotten() {
 
 #[tokio::test]
 async fn addresses_are_forgotten_after_the_idle_time() {
-    let proxy = Proxy::start(unused_addr().await, Control::default()).await;
+    let proxy = Proxy::start(unused_addr(), Control::default()).await;
     let idle = proxy.shared.config.outbound.discovery_idle_timeout;
     assert_eq!(idle, Duration::from_secs(5));
     let addr = |last| SocketAddr::from(([10, 1, 5, last], 80));
