@@ -81,8 +81,9 @@ pub(crate) const CLIENTS: [Need; 4] = [
     need(Probe::Program("curl"), "curl", "is a client of HTTP/1 and HTTP/2 in the tests of the proxies"),
     need(Probe::Program("h2load"), "nghttp2-client", "is another one"),
     need(
-        Probe::File("/usr/bin/python3"),
-        "python3-minimal",
+        // A program of the package with the standard library; `python3` itself may come without.
+        Probe::File("/usr/bin/pydoc3"),
+        "python3",
         "is a client and a server of HTTP/1 in the tests of the proxies",
     ),
     need(Probe::File("/usr/bin/node"), "nodejs", "is a client and a server of HTTP/1 and HTTP/2 there"),
