@@ -6,51 +6,13 @@ use std::time::Duration;
 use serde_json::Value;
 use weft_test_kit::{mesh::Mesh, wait::eventually};
 
-use super::MESH;
+use super::{MESH, server};
 
-/// Added to the mesh.
-pub(super) fn manifest() -> String {
-    let server = |name: &str, command: &str, source: &str, ports: &[u16]| {
-        let arguments: Vec<_> = ports.iter().map(|port| format!("'{port}'")).collect();
-        let services: Vec<_> = ports.iter().map(|port| format!("{{name: p{port}, port: {port}}}")).collect();
-        let source = source.replace('\n', "\n              ");
-        format!(
-            "---
-apiVersion: apps/v1
-kind: Deployment
-metadata: {{name: {name}, namespace: shop}}
-spec:
-  replicas: 1
-  selector: {{matchLabels: {{app: {name}}}}}
-  template:
-    metadata: {{labels: {{app: {name}}}}}
-    spec:
-      serviceAccountName: interop
-      containers:
-        - name: server
-          image: weft.io/examples
-          command: {command}
-          args:
-            - |-
-              {source}
-            - {}
----
-apiVersion: v1
-kind: Service
-metadata: {{name: {name}, namespace: shop}}
-spec:
-  selector: {{app: {name}}}
-  ports: [{}]
-",
-            arguments.join("\n            - "),
-            services.join(", ")
-        )
-    };
-    [
-        server("python", "[/usr/bin/python3, -c]", include_str!("server.py"), &[8080]),
-        server("node", "[/usr/bin/node, -e]", include_str!("server.js"), &[8080, 8081]),
-    ]
-    .concat()
+/// The servers in other languages.
+pub(super) fn servers() -> String {
+    let python = server("python", &["/usr/bin/python3", "-c", include_str!("server.py"), "8080"], &[8080]);
+    let node = ["/usr/bin/node", "-e", include_str!("server.js"), "8080", "8081"];
+    python + &server("node", &node, &[8080, 8081])
 }
 
 /// The identity by which a server knows the client.

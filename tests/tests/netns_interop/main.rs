@@ -8,7 +8,7 @@ mod clients;
 
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use weft_test_kit::{
     manifests::Manifests,
     mesh::{Mesh, Options, Shared, unique_name},
@@ -19,43 +19,53 @@ use weft_tests::prometheus::Prometheus;
 /// The example mesh, grpc-go's server, and a collector that the proxies of `shop` send their spans to.
 static MESH: Shared = Shared::with(|| {
     let manifests = Manifests::example().unwrap();
-    manifests.write("interop.yaml", INTEROP).unwrap();
+    manifests.write("interop.yaml", &servers()).unwrap();
     manifests.write("collector.yaml", COLLECTOR).unwrap();
-    manifests.write("languages.yaml", &clients::manifest()).unwrap();
     let meshed = "    linkerd.io/inject: enabled\n";
     manifests.edit("namespaces.yaml", meshed, &format!("{meshed}    {TRACED}\n")).unwrap();
     (manifests, Options { name: unique_name("t-interop"), ..Options::default() })
 });
 
-const INTEROP: &str = "\
-apiVersion: v1
-kind: ServiceAccount
-metadata: {name: interop, namespace: shop}
+/// The account of all servers here, and the servers.
+fn servers() -> String {
+    let account = "apiVersion: v1\nkind: ServiceAccount\nmetadata: {name: interop, namespace: shop}\n";
+    let interop = server("interop", &["grpc-interop-server", "--port=8080"], &[8080]);
+    [account.to_owned(), interop, clients::servers()].concat()
+}
+
+/// A Deployment of one server in `shop`, whose program is in its pods' PATH or an absolute path, and its Service.
+fn server(name: &str, command: &[&str], ports: &[u16]) -> String {
+    // JSON is YAML, whatever a program contains.
+    let command = json!(command);
+    let ports: Vec<_> = ports.iter().map(|port| format!("{{name: p{port}, port: {port}}}")).collect();
+    format!(
+        "\
 ---
 apiVersion: apps/v1
 kind: Deployment
-metadata: {name: interop, namespace: shop}
+metadata: {{name: {name}, namespace: shop}}
 spec:
   replicas: 1
-  selector: {matchLabels: {app: interop}}
+  selector: {{matchLabels: {{app: {name}}}}}
   template:
-    metadata: {labels: {app: interop}}
+    metadata: {{labels: {{app: {name}}}}}
     spec:
       serviceAccountName: interop
       containers:
         - name: server
           image: weft.io/examples
-          command: [grpc-interop-server]
-          args: [--port=8080]
-          ports: [{name: grpc, containerPort: 8080}]
+          command: {command}
 ---
 apiVersion: v1
 kind: Service
-metadata: {name: interop, namespace: shop}
+metadata: {{name: {name}, namespace: shop}}
 spec:
-  selector: {app: interop}
-  ports: [{name: grpc, port: 8080, targetPort: grpc}]
-";
+  selector: {{app: {name}}}
+  ports: [{}]
+",
+        ports.join(", ")
+    )
+}
 
 /// What `proxy.tracing` of the chart sets.
 const TRACED: &str = r#"config.linkerd.io/proxy-additional-env: '[
