@@ -9,7 +9,7 @@ use std::{
 
 use weft_tests::cluster::Load;
 
-use crate::world::{AGENTS, MESH, SHOP, World};
+use crate::world::{AGENTS, COMPONENTS, MESH, SHOP, World};
 
 /// Duration of the load before a change, and after it: longer than any cache or balancer remembers.
 const AROUND: Duration = Duration::from_secs(3);
@@ -146,18 +146,11 @@ pub(super) fn highly_available(world: &mut World) {
         println!("  not tried: the cluster has {nodes} nodes, and {REPLICAS} are needed");
         return;
     }
-    let rolled_out = |world: &World| {
-        for component in ["destination", "identity", "proxy-injector"] {
-            world.cluster.rolled_out(MESH, &format!("deploy/linkerd-{component}")).unwrap();
-        }
-    };
     under_load(world, |world| {
-        world.upgrade(&["--values", HIGHLY_AVAILABLE]);
-        rolled_out(world);
-        world.upgrade(&["--set", "controllerLogLevel=debug"]);
-        rolled_out(world);
+        world.upgrade_and_wait(&["--values", HIGHLY_AVAILABLE]);
+        world.upgrade_and_wait(&["--set", "controllerLogLevel=debug"]);
     });
-    for component in ["destination", "identity", "proxy-injector"] {
+    for component in COMPONENTS {
         let selector = format!("linkerd.io/control-plane-component={component}");
         let pods = world.cluster.get(&["-n", MESH, "pods", "-l", &selector]).unwrap();
         let staying =

@@ -250,10 +250,7 @@ pub(super) fn dual_stack(world: &mut World) {
         world.cluster.apply(&json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()).unwrap();
     };
     apply(&[service("earlier"), pod("earlier")]);
-    world.upgrade(&["--set", "disableIPv6=false"]);
-    for component in ["destination", "identity", "proxy-injector"] {
-        world.cluster.rolled_out(MESH, &format!("deploy/linkerd-{component}")).unwrap();
-    }
+    world.upgrade_and_wait(&["--set", "disableIPv6=false"]);
     // The API server may still ask an injector that is about to end.
     let injectors = ["-n", MESH, "pods", "-l", "linkerd.io/control-plane-component=proxy-injector"];
     let ended = world.cluster.until(POD, |cluster| {

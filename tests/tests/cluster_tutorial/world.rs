@@ -25,6 +25,8 @@ pub(super) const CHART: &str = "charts/weft-control-plane";
 pub(super) const SHOP: &str = "shop";
 /// The lease whose holder writes EndpointSlices.
 pub(super) const LEASE: &str = weft_k8s_api::labels::ENDPOINT_WRITE_LEASE;
+/// The components that are Deployments.
+pub(super) const COMPONENTS: [&str; 3] = ["destination", "identity", "proxy-injector"];
 /// Selects the pods of agents.
 pub(super) const AGENTS: &str = "linkerd.io/control-plane-component=agent";
 /// The tutorial.
@@ -156,6 +158,14 @@ impl World {
         let (upgraded, said) = self.helm(&[&upgrade[..], settings].concat());
         assert!(upgraded, "{said}");
         release
+    }
+
+    /// The same, and waits until the new pods of every component have taken over.
+    pub(super) fn upgrade_and_wait(&self, settings: &[&str]) {
+        self.upgrade(settings);
+        for component in COMPONENTS {
+            self.cluster.rolled_out(MESH, &format!("deploy/linkerd-{component}")).unwrap();
+        }
     }
 
     /// The findings of `promtool check metrics` about an exposition.
