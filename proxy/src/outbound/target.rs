@@ -217,8 +217,8 @@ impl RoutingPlan {
     /// Waits for a backend with an available endpoint while there is one whose endpoints are not known yet, until `deadline` at most.
     /// Otherwise what comes first would go to a backend without any. While a backend fails fast, nothing waits.
     pub(super) async fn settled(&self, distribution: &Distribution, kind: BalancerKind, deadline: Instant) {
-        let is_single = matches!(distribution, Distribution::Empty)
-            || matches!(distribution, Distribution::FirstAvailable(backends) if backends.len() == 1);
+        // One backend has nothing to be chosen from.
+        let is_single = distribution.backends().nth(1).is_none();
         let is_available = || distribution.backends().any(|backend| self.is_available(backend, kind));
         if is_single || is_available() {
             return;

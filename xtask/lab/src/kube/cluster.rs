@@ -79,11 +79,15 @@ impl Cluster {
     }
 
     pub(super) fn machines(&self) -> impl Iterator<Item = Machine> {
-        (1..=self.nodes.max(1)).map(|number| Machine { cluster: self.name.clone(), subnet: self.subnet, number })
+        (1..=self.nodes.max(1)).map(|number| self.machine(number))
     }
 
     pub(super) fn first(&self) -> Machine {
-        Machine { cluster: self.name.clone(), subnet: self.subnet, number: 1 }
+        self.machine(1)
+    }
+
+    fn machine(&self, number: u8) -> Machine {
+        Machine { cluster: self.name.clone(), subnet: self.subnet, number }
     }
 
     /// The host's interface; the kernel allows 15 characters.
