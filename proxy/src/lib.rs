@@ -31,6 +31,8 @@ mod route;
 mod shared;
 mod tap;
 mod tap_server;
+#[cfg(test)]
+mod testing;
 mod trace;
 mod transport_header;
 

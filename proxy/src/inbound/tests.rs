@@ -37,6 +37,7 @@ use super::{
 use crate::{
     config::Config,
     policy::testing::{anybody, authz, detecting, http_only, only, opaque},
+    testing::serve_each,
     transport_header::{ALPN, SessionProtocol, TransportHeader},
 };
 
@@ -134,6 +135,19 @@ impl World {
         Box::new(stream)
     }
 
+    /// A connection that was upgraded to a tunnel.
+    async fn tunnel(&self, via: Via) -> Box<dyn Duplex> {
+        let mut stream = self.connect(via, Some(ELSEWHERE)).await;
+        let request = b"GET / HTTP/1.1\r\nhost: web.demo\r\nconnection: upgrade\r\nupgrade: mirror\r\n\r\n";
+        stream.write_all(request).await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.unwrap());
+        }
+        assert!(head.starts_with(b"HTTP/1.1 101"), "{}", head.escape_ascii());
+        stream
+    }
+
     async fn get(&self, via: Via, peer: Option<&str>, path: &str) -> (StatusCode, ::http::HeaderMap, String) {
         get_over(self.connect(via, peer).await, path).await
     }
@@ -190,21 +204,17 @@ impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send> Duplex for 
 
 /// An application that answers HTTP of either version with the request that it received, one item a line.
 async fn http_app() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let addr = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        let mut connections = 0;
-        while let Ok((stream, _)) = listener.accept().await {
-            connections += 1;
-            let answer =
-                service_fn(move |request: Request<Incoming>| async move { answer(request, connections).await });
-            tokio::spawn(async move {
-                let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-                let _ = builder.serve_connection_with_upgrades(TokioIo::new(stream), answer).await;
-            });
+    let mut connections = 0;
+    serve_each(move |stream| {
+        connections += 1;
+        let connection = connections;
+        let answer = service_fn(move |request: Request<Incoming>| answer(request, connection));
+        async move {
+            let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+            let _ = builder.serve_connection_with_upgrades(TokioIo::new(stream), answer).await;
         }
-    });
-    addr
+    })
+    .await
 }
 
 async fn answer(
@@ -242,18 +252,12 @@ async fn answer(
 
 /// An application that speaks first and then echoes.
 async fn banner_app() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let addr = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = listener.accept().await {
-            tokio::spawn(async move {
-                let (mut read, mut write) = stream.split();
-                write.write_all(b"hello").await.unwrap();
-                let _ = tokio::io::copy(&mut read, &mut write).await;
-            });
-        }
-    });
-    addr
+    serve_each(|mut stream| async move {
+        let (mut read, mut write) = stream.split();
+        write.write_all(b"hello").await.unwrap();
+        let _ = tokio::io::copy(&mut read, &mut write).await;
+    })
+    .await
 }
 
 async fn expect_banner(stream: &mut Box<dyn Duplex>) {
@@ -352,14 +356,7 @@ async fn a_request_that_no_route_takes_is_not_found() {
 async fn upgrades_become_tunnels_in_both_ways_of_arriving() {
     let world = World::new(http_app().await).await;
     for via in [Via::Plain, Via::Tls, Via::Direct(Some(SessionProtocol::Http1))] {
-        let mut stream = world.connect(via, Some(ELSEWHERE)).await;
-        let request = b"GET / HTTP/1.1\r\nhost: web.demo\r\nconnection: upgrade\r\nupgrade: mirror\r\n\r\n";
-        stream.write_all(request).await.unwrap();
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            head.push(stream.read_u8().await.unwrap());
-        }
-        assert!(head.starts_with(b"HTTP/1.1 101"), "{}", head.escape_ascii());
+        let mut stream = world.tunnel(via).await;
         stream.write_all(b"abcd").await.unwrap();
         let mut answer = [0; 4];
         stream.read_exact(&mut answer).await.unwrap();
@@ -376,15 +373,12 @@ async fn connections_to_the_application_are_kept_and_replaced_when_it_closed_the
     }
 
     // This application closes every connection after one answer without announcing it.
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let world = World::new(listener.local_addr().unwrap()).await;
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = listener.accept().await {
-            let mut bytes = [0; 1024];
-            let _ = stream.read(&mut bytes).await;
-            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
-        }
+    let closing = serve_each(|mut stream| async move {
+        let mut bytes = [0; 1024];
+        let _ = stream.read(&mut bytes).await;
+        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
     });
+    let world = World::new(closing.await).await;
     for _ in 0..5 {
         let (status, _, body) = world.get(Via::Plain, None, "/").await;
         assert_eq!((status, body.as_str()), (StatusCode::OK, "ok"));

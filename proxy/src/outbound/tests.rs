@@ -56,6 +56,7 @@ use crate::{
     inbound::testing::{self, Mesh},
     listen,
     shared::Shared,
+    testing::{eventually, serve_each},
     transport_header::SessionProtocol,
 };
 
@@ -141,19 +142,14 @@ async fn text(response: Response<Incoming>) -> String {
 
 /// An HTTP/1 application that answers with its name and the request that it received.
 async fn application(name: &'static str) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let addr = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        loop {
-            let (stream, _) = listener.accept().await.unwrap();
-            let service = service_fn(move |request: Request<Incoming>| async move {
-                let seen = format!("{name} {} {:?}", request.uri(), request.version());
-                Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(seen))))
-            });
-            tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
-        }
-    });
-    addr
+    serve_each(move |stream| {
+        let service = service_fn(move |request: Request<Incoming>| async move {
+            let seen = format!("{name} {} {:?}", request.uri(), request.version());
+            Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(seen))))
+        });
+        http1::Builder::new().serve_connection(TokioIo::new(stream), service)
+    })
+    .await
 }
 
 #[tokio::test]

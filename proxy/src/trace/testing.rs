@@ -21,6 +21,7 @@ use crate::{
     control::{ControlClient, Trust},
     dns::Dns,
     metrics::Counters,
+    testing::eventually,
 };
 
 /// Times with which a test need not wait.
@@ -99,7 +100,7 @@ impl Collector {
 
     /// Waits until it has so many spans.
     pub(crate) async fn has(&self, count: usize) -> Vec<Seen> {
-        until(|| self.spans().len() >= count).await;
+        eventually("all spans are there", || self.spans().len() >= count).await;
         self.spans()
     }
 }
@@ -117,16 +118,6 @@ fn text(attributes: &[KeyValue], name: &str) -> String {
         Some(Value::StringValue(value)) => value,
         _ => String::new(),
     }
-}
-
-/// Waits for a condition.
-pub(crate) async fn until(mut holds: impl FnMut() -> bool) {
-    let waited = async {
-        while !holds() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(30), waited).await.expect("the condition holds in time");
 }
 
 /// Spans of a proxy with these settings, whose export runs as long as the test.

@@ -12,7 +12,7 @@ use weft_runtime::drain::Drain;
 
 use super::{
     queue::{BATCH, CAPACITY},
-    testing::{Answer, Collector, start, start_with, until},
+    testing::{Answer, Collector, start, start_with},
     *,
 };
 use crate::{
@@ -20,6 +20,7 @@ use crate::{
     dns::testing::DnsServer,
     inbound::testing::Mesh,
     metrics::Counters,
+    testing::eventually,
 };
 
 const SAMPLED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
@@ -146,7 +147,7 @@ async fn what_a_collector_could_not_take_is_sent_again() {
     let collector = Collector::new(Answer::Refuse(Code::Unavailable));
     let (tracing, _drain) = exported_to(&collector).await;
     end(&tracing, 3);
-    until(|| collector.asked() >= 2).await;
+    eventually("the collector is asked again", || collector.asked() >= 2).await;
     collector.answer(Answer::Accept);
     tracing.flush().await;
     let [attempts, answers, exported, dropped @ ..] = tracing.counted();

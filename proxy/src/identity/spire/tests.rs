@@ -21,6 +21,7 @@ use super::*;
 use crate::{
     config::{Config, IdentitySource},
     shared::Shared,
+    testing::eventually,
     transport_header::ALPN,
 };
 
@@ -156,12 +157,6 @@ impl World {
             result = tokio::time::timeout(DEADLINE, test) => result.expect("the test ends in time"),
         }
     }
-
-    async fn until(&self, condition: impl Fn() -> bool) {
-        while !condition() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    }
 }
 
 #[tokio::test]
@@ -169,7 +164,7 @@ async fn the_proxy_waits_for_the_agent_and_follows_its_svids() {
     let world = World::new();
     world
         .following(async {
-            world.until(|| world.failures() > 0).await;
+            eventually("a failure is counted", || world.failures() > 0).await;
             assert_eq!(world.readiness.pending(), ["identity"]);
             let expiry = SystemTime::now() + HOUR;
             world.deliver(vec![world.domain.svid("spiffe://mesh.test/other", expiry), world.domain.svid(OWN, expiry)]);
@@ -212,7 +207,7 @@ async fn expired_and_foreign_svids_are_refused_and_the_old_one_stays() {
             .enumerate()
             {
                 world.deliver(vec![svid]);
-                world.until(|| world.failures() > number as u64).await;
+                eventually("the failure is counted", || world.failures() > number as u64).await;
                 let now = world.credentials.borrow().clone().unwrap();
                 assert!(Arc::ptr_eq(&first, &now), "{number}");
             }

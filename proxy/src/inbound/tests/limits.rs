@@ -40,27 +40,23 @@ async fn the_limit_of_requests_in_flight_comes_before_policy() {
 
 /// An application of HTTP/2 that answers nobody before `expected` requests are there; its connections take at most `limit` streams.
 async fn gathering_app(expected: usize, limit: u32) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let addr = listener.local_addr().unwrap();
     let gathered = Arc::new(tokio::sync::Barrier::new(expected));
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
+    serve_each(move |stream| {
+        let gathered = Arc::clone(&gathered);
+        let service = service_fn(move |request: Request<Incoming>| {
             let gathered = Arc::clone(&gathered);
-            let service = service_fn(move |request: Request<Incoming>| {
-                let gathered = Arc::clone(&gathered);
-                async move {
-                    if request.uri().path() != "/first" {
-                        gathered.wait().await;
-                    }
-                    Ok::<_, std::convert::Infallible>(::http::Response::new(Full::<Bytes>::default()))
+            async move {
+                if request.uri().path() != "/first" {
+                    gathered.wait().await;
                 }
-            });
-            let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-            builder.max_concurrent_streams(limit);
-            tokio::spawn(builder.serve_connection(TokioIo::new(stream), service));
-        }
-    });
-    addr
+                Ok::<_, std::convert::Infallible>(::http::Response::new(Full::<Bytes>::default()))
+            }
+        });
+        let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+        builder.max_concurrent_streams(limit);
+        builder.serve_connection(TokioIo::new(stream), service)
+    })
+    .await
 }
 
 #[tokio::test]

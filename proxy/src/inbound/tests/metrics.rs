@@ -29,13 +29,14 @@ pub(super) fn target(addr: SocketAddr) -> String {
 
 /// Waits until the metrics are as they should be.
 pub(super) async fn eventually(world: &World, are_right: impl Fn(&str) -> bool) {
+    settled(world, |text| if are_right(text) { Ok(()) } else { Err(text.to_owned()) }).await;
+}
+
+/// The same, where an error says what is wrong.
+async fn settled(world: &World, check: impl Fn(&str) -> Result<(), String>) {
     let deadline = Instant::now() + Duration::from_secs(5);
-    loop {
-        let text = scrape(world);
-        if are_right(&text) {
-            return;
-        }
-        assert!(Instant::now() < deadline, "{text}");
+    while let Err(wrong) = check(&scrape(world)) {
+        assert!(Instant::now() < deadline, "{wrong}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -51,17 +52,12 @@ pub(super) fn scrape(world: &World) -> String {
 /// Waits until the metrics have these lines of a name and no others.
 pub(super) async fn expect(world: &World, name: &str, expected: &[(&str, u64)]) {
     let expected: BTreeSet<_> = expected.iter().map(|(labels, value)| format!("{name}{{{labels}}} {value}")).collect();
-    let deadline = Instant::now() + Duration::from_secs(5);
-    loop {
-        let text = scrape(world);
-        let begin = format!("{name}{{");
+    let begin = format!("{name}{{");
+    let check = |text: &str| {
         let lines: BTreeSet<_> = text.lines().filter(|line| line.starts_with(&begin)).map(str::to_owned).collect();
-        if lines == expected {
-            return;
-        }
-        assert!(Instant::now() < deadline, "{name} has\n{lines:#?}\ninstead of\n{expected:#?}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+        if lines == expected { Ok(()) } else { Err(format!("{name} has\n{lines:#?}\ninstead of\n{expected:#?}")) }
+    };
+    settled(world, check).await;
 }
 
 fn parent(world: &World) -> String {
@@ -71,25 +67,19 @@ fn parent(world: &World) -> String {
 
 /// An application whose answer to every call is a message and the gRPC status that the path names.
 async fn grpc_app() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let addr = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            let service = service_fn(|request: Request<Incoming>| async move {
-                let status = request.uri().path().rsplit('/').next().unwrap().to_owned();
-                request.into_body().collect().await.unwrap();
-                let trailers = [(::http::HeaderName::from_static("grpc-status"), status.parse().unwrap())];
-                let frames =
-                    [Frame::data(Bytes::from_static(b"message")), Frame::trailers(trailers.into_iter().collect())];
-                let body = StreamBody::new(futures::stream::iter(frames).map(Ok::<_, std::convert::Infallible>));
-                let response = ::http::Response::builder().header("content-type", "application/grpc");
-                Ok::<_, std::convert::Infallible>(response.body(body).unwrap())
-            });
-            let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-            tokio::spawn(builder.serve_connection(TokioIo::new(stream), service));
-        }
-    });
-    addr
+    serve_each(|stream| {
+        let service = service_fn(|request: Request<Incoming>| async move {
+            let status = request.uri().path().rsplit('/').next().unwrap().to_owned();
+            request.into_body().collect().await.unwrap();
+            let trailers = [(::http::HeaderName::from_static("grpc-status"), status.parse().unwrap())];
+            let frames = [Frame::data(Bytes::from_static(b"message")), Frame::trailers(trailers.into_iter().collect())];
+            let body = StreamBody::new(futures::stream::iter(frames).map(Ok::<_, std::convert::Infallible>));
+            let response = ::http::Response::builder().header("content-type", "application/grpc");
+            Ok::<_, std::convert::Infallible>(response.body(body).unwrap())
+        });
+        hyper::server::conn::http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service)
+    })
+    .await
 }
 
 #[tokio::test]

@@ -27,30 +27,26 @@ const WHOLE: u8 = 5;
 
 /// An application that answers with a head at once, and with a body when the test says so.
 async fn held_app() -> (SocketAddr, mpsc::UnboundedReceiver<oneshot::Sender<()>>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let addr = listener.local_addr().unwrap();
     let (held, releases) = mpsc::unbounded_channel();
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            let held = held.clone();
-            let service = service_fn(move |_: Request<Incoming>| {
-                let (release, released) = oneshot::channel();
-                held.send(release).unwrap();
-                let end = async move {
-                    // An error means that the test is over.
-                    let _ = released.await;
-                    Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"end")))
-                };
-                let body = Box::pin(StreamBody::new(futures::stream::once(end)));
-                std::future::ready(Ok::<_, Infallible>(Response::new(body)))
-            });
-            tokio::spawn(async move {
-                let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-                let _ = builder.serve_connection(TokioIo::new(stream), service).await;
-            });
+    let addr = serve_each(move |stream| {
+        let held = held.clone();
+        let service = service_fn(move |_: Request<Incoming>| {
+            let (release, released) = oneshot::channel();
+            held.send(release).unwrap();
+            let end = async move {
+                // An error means that the test is over.
+                let _ = released.await;
+                Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"end")))
+            };
+            let body = Box::pin(StreamBody::new(futures::stream::once(end)));
+            std::future::ready(Ok::<_, Infallible>(Response::new(body)))
+        });
+        async move {
+            let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+            let _ = builder.serve_connection(TokioIo::new(stream), service).await;
         }
     });
-    (addr, releases)
+    (addr.await, releases)
 }
 
 /// A frame that the proxy sent.
@@ -134,14 +130,7 @@ async fn a_drain_closes_the_listener_while_connections_go_on() {
 #[tokio::test]
 async fn a_drain_waits_for_tunnels() {
     let mut world = World::new(http_app().await).await;
-    let mut stream = world.connect(Via::Tls, Some(ELSEWHERE)).await;
-    let request = b"GET / HTTP/1.1\r\nhost: web.demo\r\nconnection: upgrade\r\nupgrade: mirror\r\n\r\n";
-    stream.write_all(request).await.unwrap();
-    let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") {
-        head.push(stream.read_u8().await.unwrap());
-    }
-    assert!(head.starts_with(b"HTTP/1.1 101"), "{}", head.escape_ascii());
+    let mut stream = world.tunnel(Via::Tls).await;
     let drained = tokio::spawn(world.drain.take().unwrap().drain(DEADLINE));
     world.registry.drain.signaled().await;
     for _ in 0..100 {
@@ -188,29 +177,25 @@ async fn no_more_requests_are_in_flight_than_allowed_and_one_is_until_its_respon
 
 /// An application that resets each stream; after its head, when the test has it.
 async fn resetting_app(reason: Reason, after_head: bool, has_head: Arc<Notify>) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let addr = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            let has_head = Arc::clone(&has_head);
-            tokio::spawn(async move {
-                let mut connection = ::h2::server::handshake(stream).await.unwrap();
-                while let Some(Ok((_, mut respond))) = connection.accept().await {
-                    if !after_head {
-                        respond.send_reset(reason);
-                        continue;
-                    }
-                    let mut body: ::h2::SendStream<Bytes> = respond.send_response(Response::new(()), false).unwrap();
-                    let has_head = Arc::clone(&has_head);
-                    tokio::spawn(async move {
-                        has_head.notified().await;
-                        body.send_reset(reason);
-                    });
+    serve_each(move |stream| {
+        let has_head = Arc::clone(&has_head);
+        async move {
+            let mut connection = ::h2::server::handshake(stream).await.unwrap();
+            while let Some(Ok((_, mut respond))) = connection.accept().await {
+                if !after_head {
+                    respond.send_reset(reason);
+                    continue;
                 }
-            });
+                let mut body: ::h2::SendStream<Bytes> = respond.send_response(Response::new(()), false).unwrap();
+                let has_head = Arc::clone(&has_head);
+                tokio::spawn(async move {
+                    has_head.notified().await;
+                    body.send_reset(reason);
+                });
+            }
         }
-    });
-    addr
+    })
+    .await
 }
 
 #[tokio::test]

@@ -32,26 +32,21 @@ async fn expect_more(mut sender: Sender, connection: JoinHandle<hyper::Result<()
 
 /// An application that answers `/held` when it may.
 async fn holding(arrived: Arc<Notify>, may_answer: Arc<Notify>) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let addr = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        loop {
-            let (stream, _) = listener.accept().await.unwrap();
+    serve_each(move |stream| {
+        let (arrived, may_answer) = (Arc::clone(&arrived), Arc::clone(&may_answer));
+        let service = service_fn(move |request: Request<Incoming>| {
             let (arrived, may_answer) = (Arc::clone(&arrived), Arc::clone(&may_answer));
-            let service = service_fn(move |request: Request<Incoming>| {
-                let (arrived, may_answer) = (Arc::clone(&arrived), Arc::clone(&may_answer));
-                async move {
-                    if request.uri().path() == "/held" {
-                        arrived.notify_one();
-                        may_answer.notified().await;
-                    }
-                    Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
+            async move {
+                if request.uri().path() == "/held" {
+                    arrived.notify_one();
+                    may_answer.notified().await;
                 }
-            });
-            tokio::spawn(http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service));
-        }
-    });
-    addr
+                Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
+            }
+        });
+        http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service)
+    })
+    .await
 }
 
 #[tokio::test]
@@ -106,17 +101,11 @@ async fn asked(is_meshed: bool, is_balanced: bool) -> Proxy {
         });
         endpoint("127.0.0.1:8080".parse().unwrap(), Some((SERVER, port)))
     } else {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let addr = listener.local_addr().unwrap();
-        tokio::spawn(async move {
-            loop {
-                let (stream, _) = listener.accept().await.unwrap();
-                tokio::spawn(async move {
-                    let server = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-                    let _ = server.serve_connection(TokioIo::new(stream), service_fn(ask_to_close)).await;
-                });
-            }
-        });
+        let addr = serve_each(move |stream| async move {
+            let server = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+            let _ = server.serve_connection(TokioIo::new(stream), service_fn(ask_to_close)).await;
+        })
+        .await;
         endpoint(addr, None)
     };
     if is_balanced {

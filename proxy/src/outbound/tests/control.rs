@@ -4,7 +4,7 @@ use tonic::Code;
 use weft_proto::linkerd::outbound::OutboundPolicy;
 
 use super::{
-    raw::{BYTES, eventually, named},
+    raw::{BYTES, named},
     *,
 };
 

@@ -4,7 +4,7 @@ use weft_proto::linkerd::destination::{AddrSet, NoEndpoints, Update, WeightedDst
 
 use super::{
     fake::{Over, balancer, detecting, distributing, forward, http_route, opaque_route},
-    raw::{BYTES, eventually, named},
+    raw::{BYTES, named},
     resilience::{Act, Script},
     *,
 };

@@ -116,25 +116,18 @@ fn with_headers() -> OutboundPolicy {
 
 /// Echoes bytes, HTTP of both versions with trailers, and what comes after an upgrade.
 async fn application_of_everything() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let addr = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        loop {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            tokio::spawn(async move {
-                let mut first = [0];
-                if stream.peek(&mut first).await.is_ok() && first == [0] {
-                    let (mut from, mut to) = stream.split();
-                    let _ = tokio::io::copy(&mut from, &mut to).await;
-                    let _ = to.shutdown().await;
-                    return;
-                }
-                let server = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-                let _ = server.serve_connection_with_upgrades(TokioIo::new(stream), service_fn(echo)).await;
-            });
+    serve_each(move |mut stream| async move {
+        let mut first = [0];
+        if stream.peek(&mut first).await.is_ok() && first == [0] {
+            let (mut from, mut to) = stream.split();
+            let _ = tokio::io::copy(&mut from, &mut to).await;
+            let _ = to.shutdown().await;
+            return;
         }
-    });
-    addr
+        let server = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+        let _ = server.serve_connection_with_upgrades(TokioIo::new(stream), service_fn(echo)).await;
+    })
+    .await
 }
 
 type Echoed = Response<http_body_util::combinators::BoxBody<Bytes, hyper::Error>>;
@@ -384,19 +377,14 @@ async fn clients_that_break_off_blame_no_endpoint() {
 
 #[tokio::test]
 async fn a_client_that_half_closes_while_it_is_answered_is_not_waited_for_and_blames_nobody() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let app = listener.local_addr().unwrap();
     // Begins its answer at once, and would end it after the request.
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = listener.accept().await {
-            tokio::spawn(async move {
-                let mut request = vec![0; 4096];
-                let _head = stream.read(&mut request).await.unwrap();
-                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nfirst").await.unwrap();
-                while stream.read(&mut request).await.is_ok_and(|length| length > 0) {}
-            });
-        }
-    });
+    let app = serve_each(|mut stream| async move {
+        let mut request = vec![0; 4096];
+        let _head = stream.read(&mut request).await.unwrap();
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nfirst").await.unwrap();
+        while stream.read(&mut request).await.is_ok_and(|length| length > 0) {}
+    })
+    .await;
     let service = "10.1.2.1:80".parse().unwrap();
     let control = Control::default();
     control.policies.lock().insert(service, ejecting(with_headers(), 1));

@@ -149,24 +149,17 @@ static CHUNK: [u8; 16 * 1024] = [7; 16 * 1024];
 
 /// An application with answers that are small, large, or never come.
 async fn target() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let addr = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        loop {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            tokio::spawn(async move {
-                let mut first = [1];
-                if stream.peek(&mut first).await.is_ok() && first == [0] {
-                    while stream.write_all(&CHUNK).await.is_ok() {}
-                    return;
-                }
-                let mut server = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-                server.http2().max_concurrent_streams(None);
-                let _ = server.serve_connection(TokioIo::new(stream), service_fn(answer)).await;
-            });
+    serve_each(move |mut stream| async move {
+        let mut first = [1];
+        if stream.peek(&mut first).await.is_ok() && first == [0] {
+            while stream.write_all(&CHUNK).await.is_ok() {}
+            return;
         }
-    });
-    addr
+        let mut server = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+        server.http2().max_concurrent_streams(None);
+        let _ = server.serve_connection(TokioIo::new(stream), service_fn(answer)).await;
+    })
+    .await
 }
 
 async fn answer(

@@ -95,8 +95,6 @@ impl Clusters {
 
 /// An application of both HTTP versions that answers with the request that it received.
 async fn mirror_app() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let addr = listener.local_addr().unwrap();
     let service = service_fn(|request: Request<Incoming>| async move {
         let (head, body) = request.into_parts();
         let fields = head.headers.iter().map(|(name, value)| format!("{name}={}\n", value.to_str().unwrap()));
@@ -105,16 +103,11 @@ async fn mirror_app() -> SocketAddr {
         let seen = format!("{:?} {}\n{fields}body={}", head.version, head.uri, body.escape_ascii());
         Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(seen))))
     });
-    tokio::spawn(async move {
-        loop {
-            let (stream, _) = listener.accept().await.unwrap();
-            tokio::spawn(async move {
-                let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-                builder.serve_connection(TokioIo::new(stream), service).await
-            });
-        }
-    });
-    addr
+    serve_each(move |stream| async move {
+        let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+        builder.serve_connection(TokioIo::new(stream), service).await
+    })
+    .await
 }
 
 fn forwarded() -> String {
@@ -251,20 +244,14 @@ async fn a_request_that_no_gateway_saw_keeps_its_own_name() {
 #[tokio::test]
 async fn bytes_reach_a_service_of_another_cluster() {
     let clusters = Clusters::start().await;
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    clusters.serve(&format!("{REMOTE}:5432"), endpoint(listener.local_addr().unwrap(), None));
-    clusters.mirror(&format!("{REMOTE}:5432"));
-    tokio::spawn(async move {
-        loop {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            tokio::spawn(async move {
-                let mut received = [0; 34];
-                stream.read_exact(&mut received).await.unwrap();
-                stream.write_all(&received).await.unwrap();
-                let _ = stream.read(&mut received).await;
-            });
-        }
+    let database = serve_each(|mut stream| async move {
+        let mut received = [0; 34];
+        stream.read_exact(&mut received).await.unwrap();
+        stream.write_all(&received).await.unwrap();
+        let _ = stream.read(&mut received).await;
     });
+    clusters.serve(&format!("{REMOTE}:5432"), endpoint(database.await, None));
+    clusters.mirror(&format!("{REMOTE}:5432"));
     let sent = b"\0\x01\x02 binary and longer than a head.";
     let mut client = clusters.client.connect().await;
     client.write_all(sent).await.unwrap();

@@ -128,16 +128,12 @@ async fn a_profile_is_enough_to_know_a_name() {
 
 #[tokio::test]
 async fn what_is_not_http_goes_to_its_original_destination() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let addr = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        loop {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            stream.write_all(b"220 ready\r\n").await.unwrap();
-            let (mut read, mut write) = stream.into_split();
-            tokio::spawn(async move { tokio::io::copy(&mut read, &mut write).await });
-        }
-    });
+    let addr = serve_each(|mut stream| async move {
+        stream.write_all(b"220 ready\r\n").await.unwrap();
+        let (mut read, mut write) = stream.into_split();
+        tokio::io::copy(&mut read, &mut write).await
+    })
+    .await;
     let proxy = Proxy::start_with(addr, Control::default(), ingress, true).await;
     for first in [&b"neither HTTP nor short\n"[..], b""] {
         let mut client = proxy.connect().await;

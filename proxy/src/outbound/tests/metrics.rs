@@ -446,19 +446,12 @@ fn tls_policy() -> OutboundPolicy {
 
 /// A server that reads everything and answers with the number of bytes.
 async fn counts_bytes() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let addr = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        loop {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            tokio::spawn(async move {
-                let mut received = Vec::new();
-                let _ = stream.read_to_end(&mut received).await;
-                let _ = stream.write_all(received.len().to_string().as_bytes()).await;
-            });
-        }
-    });
-    addr
+    serve_each(move |mut stream| async move {
+        let mut received = Vec::new();
+        let _ = stream.read_to_end(&mut received).await;
+        let _ = stream.write_all(received.len().to_string().as_bytes()).await;
+    })
+    .await
 }
 
 #[tokio::test]

@@ -24,19 +24,12 @@ pub(super) async fn pair(app: SocketAddr) -> (Proxy, Arc<Shared>) {
 
 /// An application of both HTTP versions that echoes bodies, returns the request in headers, and upgrades on request.
 pub(super) async fn echo() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let addr = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        loop {
-            let (stream, _) = listener.accept().await.unwrap();
-            tokio::spawn(async move {
-                hyper_util::server::conn::auto::Builder::new(TokioExecutor::new())
-                    .serve_connection_with_upgrades(TokioIo::new(stream), service_fn(answer))
-                    .await
-            });
-        }
-    });
-    addr
+    serve_each(move |stream| async move {
+        hyper_util::server::conn::auto::Builder::new(TokioExecutor::new())
+            .serve_connection_with_upgrades(TokioIo::new(stream), service_fn(answer))
+            .await
+    })
+    .await
 }
 
 async fn answer(

@@ -120,14 +120,7 @@ async fn traffic_is_split_by_weight() {
 #[tokio::test]
 async fn connections_to_an_opaque_port_are_split_whatever_the_protocol_of_its_policy() {
     async fn speaker(name: &'static [u8]) -> SocketAddr {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let addr = listener.local_addr().unwrap();
-        tokio::spawn(async move {
-            while let Ok((mut stream, _)) = listener.accept().await {
-                stream.write_all(name).await.unwrap();
-            }
-        });
-        addr
+        serve_each(move |mut stream| async move { stream.write_all(name).await.unwrap() }).await
     }
     let http2 = || {
         use weft_proto::linkerd::outbound::{OutboundPolicy, ProxyProtocol, proxy_protocol};

@@ -1,4 +1,4 @@
-//! Peers whose bytes a test chooses, and waiting for what comes later.
+//! Peers whose bytes a test chooses.
 
 use parking_lot::Mutex;
 
@@ -7,39 +7,23 @@ use super::*;
 /// Bytes that are not HTTP.
 pub(super) const BYTES: &[u8] = b"\x01\x02 not http ever";
 
-/// Waits until a condition holds.
-pub(super) async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
-
 /// A server of HTTP/1 and of bytes that answers the first bytes of each connection with its name, and closes.
 pub(super) async fn named(name: &'static str) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let addr = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        loop {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            tokio::spawn(async move {
-                let mut first = [0; 4096];
-                let read = stream.read(&mut first).await.unwrap_or(0);
-                let length = name.len();
-                let answer = match &first[..read] {
-                    [] => return,
-                    http if http.starts_with(b"GET ") => {
-                        format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{name}")
-                    }
-                    _ => name.to_owned(),
-                };
-                let _ = stream.write_all(answer.as_bytes()).await;
-                let _ = stream.shutdown().await;
-            });
-        }
-    });
-    addr
+    serve_each(move |mut stream| async move {
+        let mut first = [0; 4096];
+        let read = stream.read(&mut first).await.unwrap_or(0);
+        let length = name.len();
+        let answer = match &first[..read] {
+            [] => return,
+            http if http.starts_with(b"GET ") => {
+                format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{name}")
+            }
+            _ => name.to_owned(),
+        };
+        let _ = stream.write_all(answer.as_bytes()).await;
+        let _ = stream.shutdown().await;
+    })
+    .await
 }
 
 /// An address that refuses connections as long as the test's process runs: no other process listens there.
@@ -99,16 +83,13 @@ pub(super) struct RawApplication {
 
 impl RawApplication {
     pub(super) async fn start(answers: &[&'static str]) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let application = Self { addr: listener.local_addr().unwrap(), received: Arc::default() };
-        let (received, answers) = (Arc::clone(&application.received), answers.to_vec());
-        tokio::spawn(async move {
-            for connection in 1.. {
-                let (stream, _) = listener.accept().await.unwrap();
-                tokio::spawn(serve_raw(stream, connection, Arc::clone(&received), answers.clone()));
-            }
+        let received = Arc::default();
+        let (receives, answers, mut connection) = (Arc::clone(&received), answers.to_vec(), 0);
+        let addr = serve_each(move |stream| {
+            connection += 1;
+            serve_raw(stream, connection, Arc::clone(&receives), answers.clone())
         });
-        application
+        Self { addr: addr.await, received }
     }
 
     /// The heads that it received, each with the number of its connection.

@@ -3,7 +3,6 @@
 use ::h2::{Reason, client, server};
 
 use super::{
-    raw::eventually,
     resilience::{Act, Script, changed, metric, retry},
     *,
 };

@@ -43,21 +43,16 @@ impl Script {
     }
 
     pub(super) async fn listen(&self) -> SocketAddr {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let addr = listener.local_addr().unwrap();
         let script = self.clone();
-        tokio::spawn(async move {
-            loop {
-                let (stream, _) = listener.accept().await.unwrap();
-                let script = script.clone();
-                let service = service_fn(move |request| script.clone().act(request));
-                tokio::spawn(async move {
-                    let server = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-                    let _ = server.serve_connection(TokioIo::new(stream), service).await;
-                });
+        serve_each(move |stream| {
+            let script = script.clone();
+            let service = service_fn(move |request| script.clone().act(request));
+            async move {
+                let server = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+                let _ = server.serve_connection(TokioIo::new(stream), service).await;
             }
-        });
-        addr
+        })
+        .await
     }
 
     async fn act(self, request: Request<Incoming>) -> Result<Response<BoxedBody>, Infallible> {
@@ -362,26 +357,22 @@ async fn slow_readers_do_not_stall_another_request() {
 
 /// An HTTP/1 server that closes each kept connection when the second request on it comes, without an answer.
 async fn closes_when_asked_again() -> (SocketAddr, Arc<AtomicUsize>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let addr = listener.local_addr().unwrap();
     let lost = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&lost);
-    tokio::spawn(async move {
-        loop {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            let lost = Arc::clone(&count);
-            tokio::spawn(async move {
-                let mut head = [0; 1024];
-                if stream.read(&mut head).await.unwrap() == 0 {
-                    return;
-                }
-                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
-                if stream.read(&mut head).await.unwrap() > 0 {
-                    lost.fetch_add(1, Ordering::Relaxed);
-                }
-            });
+    let addr = serve_each(move |mut stream| {
+        let lost = Arc::clone(&count);
+        async move {
+            let mut head = [0; 1024];
+            if stream.read(&mut head).await.unwrap() == 0 {
+                return;
+            }
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
+            if stream.read(&mut head).await.unwrap() > 0 {
+                lost.fetch_add(1, Ordering::Relaxed);
+            }
         }
-    });
+    })
+    .await;
     (addr, lost)
 }
 

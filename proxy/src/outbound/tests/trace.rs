@@ -11,7 +11,7 @@ use crate::{
     config::TraceConfig,
     trace::{
         Kind,
-        testing::{Answer, Collector, Seen, until},
+        testing::{Answer, Collector, Seen},
     },
 };
 
@@ -41,21 +41,16 @@ async fn pair(collector: SocketAddr) -> Proxy {
 
 /// An application that answers with the headers of its request.
 async fn reflecting() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let addr = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        loop {
-            let (stream, _) = listener.accept().await.unwrap();
-            let service = service_fn(|request: Request<Incoming>| async move {
-                let mut response = Response::new(Empty::<Bytes>::new());
-                *response.headers_mut() = request.headers().clone();
-                Ok::<_, Infallible>(response)
-            });
-            let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-            tokio::spawn(async move { builder.serve_connection(TokioIo::new(stream), service).await });
-        }
-    });
-    addr
+    serve_each(|stream| async move {
+        let service = service_fn(|request: Request<Incoming>| async move {
+            let mut response = Response::new(Empty::<Bytes>::new());
+            *response.headers_mut() = request.headers().clone();
+            Ok::<_, Infallible>(response)
+        });
+        let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+        let _ = builder.serve_connection(TokioIo::new(stream), service).await;
+    })
+    .await
 }
 
 fn sampled(fields: &[(&'static str, &str)]) -> Request<Full<Bytes>> {
@@ -220,7 +215,7 @@ async fn requests_go_on_whatever_the_collector_does() {
             let response = sender.send_request(sampled(&[("traceparent", &w3c("01"))])).await.unwrap();
             assert_eq!(response.status(), StatusCode::OK, "{answer:?}");
         }
-        until(|| tracing.counted()[4] > 0).await;
+        eventually("a batch is dropped", || tracing.counted()[4] > 0).await;
         // More than the queue and a batch hold: what has no room is dropped, and requests still go on.
         for _ in 0..4000 {
             drop(tracing.begin(&mut sampled(&[("traceparent", &w3c("01"))]), Kind::Server, Direction::Outbound));

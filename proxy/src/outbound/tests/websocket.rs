@@ -19,20 +19,15 @@ use super::{pair::in_front_of, *};
 
 /// A connection to a server that sends each message back, and closes as it was closed.
 async fn connected() -> (Proxy, WebSocketStream<TcpStream>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let proxy = in_front_of(listener.local_addr().unwrap()).await;
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(async move {
-                let mut socket = accept_async(stream).await.unwrap();
-                while let Some(Ok(message)) = socket.next().await {
-                    if message.is_text() || message.is_binary() {
-                        socket.send(message).await.unwrap();
-                    }
-                }
-            });
+    let server = serve_each(|stream| async move {
+        let mut socket = accept_async(stream).await.unwrap();
+        while let Some(Ok(message)) = socket.next().await {
+            if message.is_text() || message.is_binary() {
+                socket.send(message).await.unwrap();
+            }
         }
     });
+    let proxy = in_front_of(server.await).await;
     let (socket, response) = client_async("ws://server.demo/socket", proxy.connect().await).await.unwrap();
     assert_eq!(response.status(), StatusCode::SWITCHING_PROTOCOLS);
     (proxy, socket)

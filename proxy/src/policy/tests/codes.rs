@@ -12,7 +12,7 @@ use weft_proto::linkerd::inbound::{
 };
 
 use super::*;
-use crate::{control::Trust, dns::Dns, inbound::testing::Mesh};
+use crate::{control::Trust, dns::Dns, inbound::testing::Mesh, testing::eventually};
 
 /// Longer than the first pause before a call is repeated, which is 100 ms at most.
 const PATIENCE: Duration = Duration::from_millis(250);
@@ -41,9 +41,7 @@ impl Controller {
 
     /// Waits for more calls than these.
     async fn more_than(&self, calls: usize) {
-        while self.calls() <= calls {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        eventually("the controller is asked again", || self.calls() > calls).await;
     }
 }
 
