@@ -61,7 +61,7 @@ const ERROR_BACKTRACE: &str = "RUST_LIB_BACKTRACE";
   cargo xtask test cluster                tests against Kubernetes: brings clusters up and down by itself
   KUBECONFIG=~/.kube/config cargo xtask test cluster
                                           the same tests in a cluster of yours that may be installed into and has
-                                          the images, or gets them by kind's or k3d's own commands (not tried)")]
+                                          the images, or gets them by `kind load`")]
 pub(crate) struct Args {
     /// Which tests
     #[arg(value_enum, default_value_t = Level::All)]
@@ -258,23 +258,17 @@ fn on_cluster(workspace: &Workspace, lab: &Lab, args: &Args, environment: &[(&st
     })
 }
 
-/// Gives a cluster of kind or k3d our images; another one has them already, or a registry from which it gets them.
+/// Gives a cluster of kind our images; another one has them already, or a registry from which it gets them.
 fn load_images(lab: &Lab) -> Result<()> {
     let context = command::output(Command::new("kubectl").args(["config", "current-context"]))?;
     let context = context.trim();
-    let (program, arguments) = if let Some(name) = context.strip_prefix("kind-") {
-        ("kind", ["load", "image-archive", "--name", name])
-    } else if let Some(name) = context.strip_prefix("k3d-") {
-        ("k3d", ["image", "import", "--cluster", name])
-    } else {
-        step(&format!(
-            "the context {context} is neither kind's nor k3d's: it must have the images of `cargo xtask dist`"
-        ));
+    let Some(name) = context.strip_prefix("kind-") else {
+        step(&format!("the context {context} is not kind's: its nodes must have the images of `cargo xtask dist`"));
         return Ok(());
     };
     let archives = command::output(&mut lab.command(&["dist", "--only", "images", "--no-build", "--profile", "dev"]))?;
     for archive in archives.lines() {
-        command::run(Command::new(program).args(arguments).arg(archive))?;
+        command::run(Command::new("kind").args(["load", "image-archive", "--name", name, archive]))?;
     }
     Ok(())
 }
@@ -343,8 +337,8 @@ fn cargo_test(
         .arg("--")
         .args(&args.filter)
         .envs(environment.iter().map(|(name, value)| (*name, value)));
-    // An error is told by its words. With RUST_BACKTRACE=1, each would print where it was made, too, in a hundred lines
-    // after which nobody finds the words; panics still do.
+    // With RUST_BACKTRACE=1, each error would also print where it was made, in a hundred lines that bury its message. Panics
+    // still print theirs.
     if std::env::var_os(ERROR_BACKTRACE).is_none() {
         cargo.env(ERROR_BACKTRACE, "0");
     }

@@ -1,7 +1,7 @@
 //! Container images without a container daemon: layers as tars, and one archive that every importer accepts.
 //!
 //! The archive is an OCI layout (`oci-layout`, `index.json`, `blobs/`) with docker's `manifest.json` beside it, so that
-//! `ctr images import` takes it, by which kind and k3d load archives into their nodes, and docker's tools find what they read.
+//! `ctr images import` takes it, by which kind loads archives into their nodes, and docker's tools find what they read.
 //! The same inputs give the same bytes: names are sorted, times are zero, owners are root.
 
 use std::{
