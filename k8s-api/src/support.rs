@@ -20,7 +20,7 @@ pub use kinds::FIELDS;
 pub use metrics::{API_METRICS, DESTINATION_METRICS, DISCOVERY_API_METRICS, POLICY_METRICS};
 pub use proxy_metrics::PROXY_METRICS;
 pub use table::{chart_values, document, proxy_variables};
-pub use values::VALUES;
+pub use values::{DEFINITION_VALUES, UNLISTED_VALUES, VALUES};
 pub use variables::VARIABLES;
 
 use crate::{

@@ -220,7 +220,7 @@ seccompProfile:
 {{/*
 One container of the control plane; arguments: root, name, args (a list), ports (a list of {name, containerPort}),
 admin (name of the admin port), resources (nothing set: those of every container), mounts (a list), webhook (whether it
-serves one), component (the values with its probes; absent from those of an older release).
+serves one), component (the values with its probes and its environment; absent from those of an older release).
 */}}
 {{- define "weft.container" -}}
 {{- $args := .args -}}
@@ -242,6 +242,9 @@ serves one), component (the values with its probes; absent from those of an olde
       valueFrom:
         fieldRef:
           fieldPath: metadata.name
+    {{- with concat ((.component | default dict).additionalEnv | default list) ((.component | default dict).experimentalEnv | default list) }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   ports:
     {{- toYaml .ports | nindent 4 }}
   livenessProbe:

@@ -24,8 +24,9 @@ pub(super) fn call(name: &str, arguments: &[Value]) -> Result<Value> {
 }
 
 /// Functions whose arguments are printed first.
-const TEXTS: [&str; 19] = [
+const TEXTS: [&str; 20] = [
     "trim",
+    "replace",
     "trimSuffix",
     "upper",
     "snakecase",
@@ -55,6 +56,7 @@ fn text(name: &str, arguments: &[Value]) -> Option<Result<Value>> {
     let all: Vec<&str> = all.iter().map(String::as_str).collect();
     let value = match (name, all.as_slice()) {
         ("trim", [text]) => Value::text(text.trim()),
+        ("replace", [old, new, text]) => Value::text(text.replace(old, new)),
         ("trimSuffix", [suffix, text]) => Value::text(text.strip_suffix(suffix).unwrap_or(text)),
         ("upper", [text]) => Value::text(text.to_uppercase()),
         ("snakecase", [text]) => Value::text(snake_case(text)),
@@ -341,6 +343,7 @@ mod tests {
             ("snakecase", json!(["keepAliveInterval"]), json!("keep_alive_interval")),
             ("printf", json!(["%s-%v: %q %%", "a", true, "c"]), json!("a-true: \"c\" %")),
             ("splitList", json!([".", "a.b"]), json!(["a", "b"])),
+            ("replace", json!(["+", "_", "1+2+3"]), json!("1_2_3")),
             ("trimSuffix", json!(["m", "10mm"]), json!("10m")),
             ("trimSuffix", json!(["m", "10"]), json!("10")),
             ("regexMatch", json!(["(^|/)a(@|$)", "x/a@b"]), json!(true)),

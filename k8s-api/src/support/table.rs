@@ -5,12 +5,14 @@ use std::fmt::Write as _;
 use serde_json::{Value as Json, json};
 
 use super::{
-    API_METRICS, DESTINATION_METRICS, DISCOVERY_API_METRICS, FIELDS, POD_ANNOTATIONS, POLICY_METRICS, PROXY_METRICS,
-    SERVICE_ANNOTATIONS, Setting, State, VALUES, VARIABLES,
+    API_METRICS, DEFINITION_VALUES, DESTINATION_METRICS, DISCOVERY_API_METRICS, FIELDS, POD_ANNOTATIONS,
+    POLICY_METRICS, PROXY_METRICS, SERVICE_ANNOTATIONS, Setting, State, UNLISTED_VALUES, VALUES, VARIABLES, Value,
 };
 
 /// Linkerd's values and their defaults.
 pub(super) const LINKERD_VALUES: &str = include_str!("../../linkerd/values.yaml");
+/// Those of [`UNLISTED_VALUES`].
+pub(super) const UNLISTED: &str = include_str!("../../linkerd/values-unlisted.yaml");
 
 /// docs/compatibility.md.
 pub fn document() -> String {
@@ -33,14 +35,13 @@ pub fn document() -> String {
         let _ =
             writeln!(text, "| `{}` | {}{path}{value} | {} | {} |", row.group, row.kind, row.state.label(), row.note);
     }
-    let _ = write!(
-        text,
-        "\n## Chart values\n\nA path stands for everything below it that has no row of its own. Values that are not Linkerd's are in\n\
-         [values.yaml](../charts/weft-control-plane/values.yaml).\n\n| Value | State | Note |\n|---|---|---|\n"
-    );
-    for row in VALUES {
-        let _ = writeln!(text, "| `{}` | {} | {} |", row.path, row.state.label(), row.note);
-    }
+    let introduction = "A path stands for everything below it that has no row of its own. Values that are not Linkerd's are in\n\
+                        [values.yaml](../charts/weft-control-plane/values.yaml).";
+    values(&mut text, "## Chart values", introduction, VALUES);
+    let introduction =
+        "Values of older charts, and values that Linkerd's templates read although its values.yaml does not list them.";
+    values(&mut text, "### Older and unlisted values", introduction, UNLISTED_VALUES);
+    values(&mut text, "### Values of linkerd-crds", "In Weft, of the chart weft-crds.", DEFINITION_VALUES);
     settings(&mut text, "Variables of the proxy", "Variable", "LINKERD2_PROXY_", VARIABLES);
     settings(&mut text, "Metrics of the proxy", "Metric", "", PROXY_METRICS);
     settings(&mut text, "Metrics of destination", "Metric", "", DESTINATION_METRICS);
@@ -63,15 +64,25 @@ fn settings(text: &mut String, title: &str, column: &str, prefix: &str, rows: &[
     }
 }
 
+fn values(text: &mut String, title: &str, introduction: &str, rows: &[Value]) {
+    let _ = write!(text, "\n{title}\n\n{introduction}\n\n| Value | State | Note |\n|---|---|---|\n");
+    for row in rows {
+        let _ = writeln!(text, "| `{}` | {} | {} |", row.path, row.state.label(), row.note);
+    }
+}
+
 /// charts/weft-control-plane/files/linkerd-values.json: values that the chart refuses or ignores, with their defaults.
 pub fn chart_values() -> String {
-    let linkerd: Json = serde_yaml_ng::from_str(LINKERD_VALUES).unwrap_or_default();
-    let rows = VALUES.iter().filter(|row| row.state != State::Works).map(|row| {
-        let default = row.path.split('.').try_fold(&linkerd, |at, key| at.get(key)).cloned().unwrap_or_default();
-        json!({"path": row.path, "supported": row.state == State::Meaningless, "default": default, "note": row.note})
-    });
-    let rows: Vec<_> = rows.map(|row| row.to_string()).collect();
-    format!("[\n{}\n]\n", rows.join(",\n"))
+    let mut all = Vec::new();
+    for (values, defaults) in [(VALUES, LINKERD_VALUES), (UNLISTED_VALUES, UNLISTED)] {
+        let linkerd: Json = serde_yaml_ng::from_str(defaults).unwrap_or_default();
+        all.extend(values.iter().filter(|row| row.state != State::Works).map(|row| {
+            let default = row.path.split('.').try_fold(&linkerd, |at, key| at.get(key)).cloned().unwrap_or_default();
+            let supported = row.state == State::Meaningless;
+            json!({"path": row.path, "supported": supported, "default": default, "note": row.note}).to_string()
+        }));
+    }
+    format!("[\n{}\n]\n", all.join(",\n"))
 }
 
 /// proxy/src/config/linkerd.txt: the proxy's variables without their prefix, the value that a row is about, the state and

@@ -217,33 +217,40 @@ fn leaves(value: &Json, path: &str, into: &mut Vec<String>) {
     }
 }
 
-fn row_of(path: &str) -> Option<&'static Value> {
+fn row_of(rows: &'static [Value], path: &str) -> Option<&'static Value> {
     let covers =
         |row: &&Value| path == row.path || path.strip_prefix(row.path).is_some_and(|rest| rest.starts_with('.'));
-    VALUES.iter().filter(covers).max_by_key(|row| row.path.len())
+    rows.iter().filter(covers).max_by_key(|row| row.path.len())
 }
 
 #[test]
 fn every_value_of_linkerd_has_a_row_and_the_chart_knows_it() {
-    let linkerd: Json = serde_yaml_ng::from_str(table::LINKERD_VALUES).unwrap();
-    let schema = fs::read(repository().join("charts/weft-control-plane/values.schema.json")).unwrap();
-    let schema: Json = serde_json::from_slice(&schema).unwrap();
-    let ours: Json = serde_yaml_ng::from_str(
-        &fs::read_to_string(repository().join("charts/weft-control-plane/values.yaml")).unwrap(),
-    )
-    .unwrap();
-    let mut paths = Vec::new();
-    leaves(&linkerd, "", &mut paths);
-    let mut seen = BTreeSet::new();
-    for path in &paths {
-        let row = row_of(path).unwrap_or_else(|| panic!("{path}: no row"));
-        seen.insert(row.path);
-        assert!(accepts(&schema, &schema, path), "{path}: the chart's schema does not know it");
-        let documented = row.path.split('.').try_fold(&ours, |at, key| at.get(key)).is_some();
-        assert!(documented || row.state != State::Works, "{path}: works, and is not in values.yaml");
+    let definitions =
+        "{installGatewayAPI: false, enableHttpRoutes: null, enableTlsRoutes: null, enableTcpRoutes: null}";
+    for (rows, linkerd, chart) in [
+        (VALUES, table::LINKERD_VALUES, "weft-control-plane"),
+        (UNLISTED_VALUES, table::UNLISTED, "weft-control-plane"),
+        (DEFINITION_VALUES, definitions, "weft-crds"),
+    ] {
+        let linkerd: Json = serde_yaml_ng::from_str(linkerd).unwrap();
+        let chart = repository().join("charts").join(chart);
+        let schema = fs::read(chart.join("values.schema.json")).unwrap();
+        let schema: Json = serde_json::from_slice(&schema).unwrap();
+        let ours = fs::read_to_string(chart.join("values.yaml")).unwrap();
+        let ours: Json = serde_yaml_ng::from_str(&ours).unwrap();
+        let mut paths = Vec::new();
+        leaves(&linkerd, "", &mut paths);
+        let mut seen = BTreeSet::new();
+        for path in &paths {
+            let row = row_of(rows, path).unwrap_or_else(|| panic!("{path}: no row"));
+            seen.insert(row.path);
+            assert!(accepts(&schema, &schema, path), "{path}: the chart's schema does not know it");
+            let documented = row.path.split('.').try_fold(&ours, |at, key| at.get(key)).is_some();
+            assert!(documented || row.state != State::Works, "{path}: works, and is not in values.yaml");
+        }
+        let idle: Vec<_> = rows.iter().map(|row| row.path).filter(|path| !seen.contains(path)).collect();
+        assert_eq!(idle, Vec::<&str>::new(), "rows of no value");
     }
-    let idle: Vec<_> = VALUES.iter().map(|row| row.path).filter(|path| !seen.contains(path)).collect();
-    assert_eq!(idle, Vec::<&str>::new(), "rows of no value");
 }
 
 /// Whether a JSON schema allows a path to be set.

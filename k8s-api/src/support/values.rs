@@ -1,4 +1,5 @@
-//! Linkerd's values of chart `linkerd-control-plane`; a path stands for everything below it that has no row of its own.
+//! Linkerd's values of the charts `linkerd-control-plane` and `linkerd-crds`; a path stands for everything below it that has no
+//! row of its own.
 
 use super::{
     State::{Meaningless, Unsupported, Works},
@@ -179,4 +180,35 @@ pub const VALUES: &[Value] = &[
     Value::new("podMonitor", Works, "also for the node agents; needs the Prometheus Operator's kinds"),
     Value::new("egress.globalEgressNetworkNamespace", Works, ""),
     Value::new("configReaders", Unsupported, "users who may read ConfigMaps can read linkerd-config"),
+];
+
+const ARGUMENTS: &str = "further flags of the container";
+const ENVIRONMENT: &str = "further variables of the container";
+
+/// Values of older charts, and values that templates read and `values.yaml` does not list.
+pub const UNLISTED_VALUES: &[Value] = &[
+    Value::new("controlPlaneTracing", Unsupported, NO_TRACING),
+    Value::new("controlPlaneTracingNamespace", Meaningless, NO_TRACING),
+    Value::new("destinationController.additionalArgs", Works, ARGUMENTS),
+    Value::new("destinationController.experimentalArgs", Works, ARGUMENTS),
+    Value::new("destinationController.additionalEnv", Works, ENVIRONMENT),
+    Value::new("destinationController.experimentalEnv", Works, ENVIRONMENT),
+    Value::new("identity.additionalEnv", Works, ENVIRONMENT),
+    Value::new("identity.experimentalEnv", Works, ENVIRONMENT),
+    Value::new("policyController.image", Meaningless, "the policy controller is in the image controllerImage"),
+    Value::new("policyController.additionalArgs", Works, ARGUMENTS),
+    Value::new("policyController.experimentalArgs", Works, ARGUMENTS),
+    Value::new("proxyInit.resources", Meaningless, NO_IPTABLES),
+    Value::new("proxyInjector.additionalEnv", Works, ENVIRONMENT),
+    Value::new("proxyInjector.experimentalEnv", Works, ENVIRONMENT),
+    Value::new("spValidator.additionalEnv", Works, ENVIRONMENT),
+    Value::new("spValidator.experimentalEnv", Works, ENVIRONMENT),
+];
+
+/// Values of the chart `linkerd-crds`.
+pub const DEFINITION_VALUES: &[Value] = &[
+    Value::new("installGatewayAPI", Works, "also the kinds that Weft does not read, such as Gateway"),
+    Value::new("enableHttpRoutes", Works, "HTTPRoute and GRPCRoute; not set: as installGatewayAPI"),
+    Value::new("enableTlsRoutes", Works, "TLSRoute; not set: as installGatewayAPI"),
+    Value::new("enableTcpRoutes", Works, "TCPRoute; not set: as installGatewayAPI"),
 ];

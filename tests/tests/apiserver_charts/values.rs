@@ -34,6 +34,7 @@ fn a_value_that_cannot_be_right_is_refused_by_name() {
             set("controller.tracing.enabled=true"),
             &["controller.tracing", "not supported yet"],
         ),
+        ("Linkerd's, of an older chart", set("controlPlaneTracing=true"), &["controlPlaneTracing: not supported yet"]),
         ("no collector", set("proxy.tracing.enabled=true"), &["proxy.tracing.collector.endpoint"]),
         (
             "a collector outside the mesh",
@@ -56,7 +57,7 @@ fn a_value_that_cannot_be_right_is_refused_by_name() {
     }
 }
 
-/// Values files of Linkerd's users, as they are.
+/// Every value of Linkerd's own files, by the transcriptions in k8s-api/linkerd.
 #[test]
 fn linkerds_own_values_are_understood() {
     let certificates = Certificates::generate();
@@ -176,11 +177,13 @@ fn values_of_an_older_chart_are_enough() {
     let certificates = Certificates::generate();
     let new = [
         "agent.updateStrategy",
+        "destinationController.additionalArgs",
         "destinationController.livenessProbe",
         "destinationController.podAnnotations",
         "destinationProxyResources",
         "networkPolicy",
         "podMonitor",
+        "policyController.additionalArgs",
         "policyController.readinessProbe",
         "prometheusRule",
         "proxy.livenessProbe",
