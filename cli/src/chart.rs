@@ -267,6 +267,90 @@ mod tests {
         assert_eq!(of(&[]), Vec::<String>::new());
     }
 
+    /// What objects are selected by must not change with a release: a Deployment's selector cannot be changed.
+    fn selectors<'a>(value: &'a serde_yaml_ng::Value, found: &mut Vec<&'a serde_yaml_ng::Value>) {
+        match value {
+            serde_yaml_ng::Value::Mapping(map) => {
+                for (key, inner) in map {
+                    match key.as_str() {
+                        Some("matchLabels" | "selector" | "podSelector") => found.push(inner),
+                        _ => selectors(inner, found),
+                    }
+                }
+            }
+            serde_yaml_ng::Value::Sequence(list) => list.iter().for_each(|inner| selectors(inner, found)),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn every_object_has_the_recommended_labels_and_none_is_selected_by_them() {
+        let everything = "podMonitor.enabled=true,prometheusRule.enabled=true,networkPolicy.enabled=true,\
+                          enablePodDisruptionBudget=true,enablePodAntiAffinity=true,enableRemoteDiscovery=true,\
+                          webhookClientCA=PEM,commonLabels.team=ops";
+        let viz = "podMonitor.enabled=true,podDisruptionBudget.enabled=true,clients[0].name=a,clients[0].namespace=b,\
+                   commonLabels.team=ops";
+        for (chart, set) in [
+            (CONTROL_PLANE, settings(&[everything]).set),
+            (VIZ, vec![viz.to_owned()]),
+            ("weft-agent", vec!["commonLabels.team=ops".to_owned()]),
+        ] {
+            let chart = Chart::read(chart).unwrap();
+            let values = chart.values(&Settings { set, ..Settings::default() }).unwrap();
+            for text in chart.manifests("mesh", &values).unwrap() {
+                let object = document::parse_yaml(&text).unwrap();
+                let labels = &object["metadata"]["labels"];
+                let of = |name: &str| labels[format!("app.kubernetes.io/{name}").as_str()].as_str();
+                for label in ["name", "component"] {
+                    assert!(of(label).is_some_and(|value| !value.is_empty()), "{}: {label} of {text}", chart.name);
+                }
+                assert_eq!(
+                    (of("instance"), of("managed-by"), of("part-of")),
+                    (Some(chart.name), Some("weft"), Some("weft"))
+                );
+                assert_eq!(of("version"), Some(env!("CARGO_PKG_VERSION")), "{text}");
+                let release = format!("{}-{}", chart.name, env!("CARGO_PKG_VERSION"));
+                assert_eq!(labels["helm.sh/chart"].as_str(), Some(release.as_str()), "{text}");
+                assert_eq!(labels["team"].as_str(), Some("ops"), "{text}");
+                let mut found = Vec::new();
+                selectors(&object, &mut found);
+                for selector in found {
+                    let selector = serde_json::to_string(selector).unwrap();
+                    for label in
+                        ["io/instance", "io/managed-by", "io/version", "kubernetes.io/component", "helm.sh", "team"]
+                    {
+                        assert!(!selector.contains(label), "{label}: {selector}");
+                    }
+                }
+            }
+        }
+        let chart = Chart::definitions().unwrap();
+        let set = vec!["installGatewayAPI=true".to_owned()];
+        let values = chart.values(&Settings { set, ..Settings::default() }).unwrap();
+        for text in chart.manifests("mesh", &values).unwrap() {
+            let object = document::parse_yaml(&text).unwrap();
+            let labels = &object["metadata"]["labels"];
+            let gateway = object["metadata"]["name"].as_str().unwrap().ends_with("gateway.networking.k8s.io");
+            assert_eq!(labels["app.kubernetes.io/part-of"].as_str(), Some("weft"));
+            let component = if gateway { "gateway-api" } else { "crds" };
+            assert_eq!(labels["app.kubernetes.io/component"].as_str(), Some(component));
+        }
+    }
+
+    #[test]
+    fn a_label_of_ones_own_takes_precedence_but_for_what_is_selected_by() {
+        let chart = Chart::control_plane().unwrap();
+        let own =
+            "commonLabels.app\\.kubernetes\\.io/instance=mesh,commonLabels.linkerd\\.io/control-plane-component=x";
+        let values = chart.values(&settings(&[own])).unwrap();
+        for text in chart.manifests("mesh", &values).unwrap() {
+            let object = document::parse_yaml(&text).unwrap();
+            let labels = &object["metadata"]["labels"];
+            assert_eq!(labels["app.kubernetes.io/instance"].as_str(), Some("mesh"), "{text}");
+            assert_ne!(labels["linkerd.io/control-plane-component"].as_str(), Some("x"), "{text}");
+        }
+    }
+
     #[test]
     fn the_definitions_are_those_that_weft_reads() {
         let names = |gateway_api| -> Vec<String> {

@@ -51,9 +51,16 @@ pub fn all() -> Vec<Definition> {
     ];
     definitions
         .into_iter()
-        .map(|definition| Definition {
-            file: format!("{}.yaml", definition["metadata"]["name"].as_str().unwrap_or_default()),
-            yaml: format!("{HEADER}{}", serde_yaml_ng::to_string(&definition).expect("JSON is YAML")),
+        .map(|mut definition| {
+            definition["metadata"]["labels"] = json!({
+                "app.kubernetes.io/component": "crds",
+                "app.kubernetes.io/name": "weft-crds",
+                "app.kubernetes.io/part-of": "weft",
+            });
+            Definition {
+                file: format!("{}.yaml", definition["metadata"]["name"].as_str().unwrap_or_default()),
+                yaml: format!("{HEADER}{}", serde_yaml_ng::to_string(&definition).expect("JSON is YAML")),
+            }
         })
         .collect()
 }

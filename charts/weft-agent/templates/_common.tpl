@@ -41,3 +41,19 @@ is set.
 {{- toYaml $all -}}
 {{- end -}}
 {{- end }}
+
+{{/*
+Labels of every object; arguments: root, name, component, and own, a map of those that Linkerd's tools and our selectors look
+for, which `commonLabels` cannot change. None of the others is ever selected by: they change with the chart's version.
+*/}}
+{{- define "weft.standardLabels" -}}
+{{- $labels := dict
+    "app.kubernetes.io/name" .name
+    "app.kubernetes.io/instance" .root.Release.Name
+    "app.kubernetes.io/component" .component
+    "app.kubernetes.io/part-of" "weft"
+    "app.kubernetes.io/version" .root.Chart.AppVersion
+    "app.kubernetes.io/managed-by" .root.Release.Service
+    "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") -}}
+{{- toYaml (mergeOverwrite $labels (.root.Values.commonLabels | default dict) .own) -}}
+{{- end }}

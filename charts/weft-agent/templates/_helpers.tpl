@@ -1,14 +1,7 @@
-{{/* Labels of every object. The first two are those of Linkerd's CNI plugin: its injector leaves such pods alone. */}}
+{{/* Labels of every object. The first two of `own` are those of Linkerd's CNI plugin: its injector leaves such pods alone. */}}
 {{- define "weft-agent.labels" -}}
-k8s-app: linkerd-cni
-linkerd.io/cni-resource: "true"
-app.kubernetes.io/name: weft-agent
-app.kubernetes.io/part-of: weft
-app.kubernetes.io/version: {{ .Chart.AppVersion }}
-linkerd.io/control-plane-component: agent
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $own := dict "k8s-app" "linkerd-cni" "linkerd.io/cni-resource" "true" "linkerd.io/control-plane-component" "agent" -}}
+{{ include "weft.standardLabels" (dict "root" . "name" "weft-agent" "component" "agent" "own" $own) }}
 {{- end }}
 
 {{/* The settings of redirection, in the form of the control plane's values, which the agent reads. */}}

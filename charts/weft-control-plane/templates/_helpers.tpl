@@ -5,13 +5,8 @@
 
 {{/* Labels of every object; arguments: root, component, and name where it is not the component's. */}}
 {{- define "weft.labels" -}}
-app.kubernetes.io/name: {{ .name | default .component }}
-app.kubernetes.io/part-of: weft
-app.kubernetes.io/version: {{ .root.Chart.AppVersion }}
-{{ include "weft.componentLabels" . }}
-{{- with .root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $own := dict "app.kubernetes.io/part-of" "weft" "linkerd.io/control-plane-component" .component "linkerd.io/control-plane-ns" .root.Release.Namespace -}}
+{{ include "weft.standardLabels" (dict "root" .root "name" (.name | default .component) "component" .component "own" $own) }}
 {{- end }}
 
 {{/* The labels that Linkerd's tools look for; arguments: root, component. */}}

@@ -6,11 +6,8 @@ app.kubernetes.io/part-of: weft
 
 {{/* Labels of every object. */}}
 {{- define "weft-viz.labels" -}}
-{{ include "weft-viz.selector" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $own := dict "app.kubernetes.io/name" "weft-viz" "app.kubernetes.io/part-of" "weft" -}}
+{{ include "weft.standardLabels" (dict "root" . "name" "weft-viz" "component" "metrics" "own" $own) }}
 {{- end }}
 
 {{/* What follows the names of objects without a namespace, so that releases in several namespaces have their own. */}}

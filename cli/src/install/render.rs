@@ -151,7 +151,8 @@ fn difference(values: &Value, defaults: &Value) -> Option<Value> {
 
 fn marks(namespace: &str) -> BTreeMap<String, String> {
     let mark = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
-    [mark(PART_OF), mark((labels::CONTROL_PLANE_NS, namespace))].into()
+    let managed_by = ("app.kubernetes.io/managed-by", "weft");
+    [mark(PART_OF), mark(managed_by), mark((labels::CONTROL_PLANE_NS, namespace))].into()
 }
 
 /// The namespace, which has to admit the agents.
