@@ -10,7 +10,7 @@ Checks before anything is installed. Each message names the value and the remedy
 {{- end -}}
 {{- end -}}
 {{- with include "weft.differs" (dict "root" . "supported" false) | fromYamlArray -}}
-{{- fail (printf "\n\nvalues of Linkerd that Weft does not support yet (docs/compatibility.md), remove them:\n  %s\n" (join "\n  " .)) -}}
+{{- fail (printf "\n\nvalues of Linkerd that Weft does not support yet, remove them:\n  %s\n" (join "\n  " .)) -}}
 {{- end -}}
 {{- if and (not .Values.disableIPv6) (not .Values.enableEndpointSlices) -}}
 {{- fail "\n\nenableEndpointSlices is false, but disableIPv6 is too: Endpoints have only one address of a pod. Set disableIPv6=true, or enableEndpointSlices=true\n" -}}
@@ -62,7 +62,7 @@ supported: true for those that have no meaning, false for those that are not sup
 
 {{- define "weft.requireTrustAnchors" -}}
 {{- if not .Values.identity.externalCA -}}
-{{- $how := "--set-file identityTrustAnchorsPEM=ca.crt (docs/getting-started.md makes one with `step`)" -}}
+{{- $how := printf "--set-file identityTrustAnchorsPEM=ca.crt, made for example by\n  step certificate create root.linkerd.%s ca.crt ca.key --profile root-ca --no-password --insecure" (include "weft.trustDomain" .) -}}
 {{- $pem := required (printf "\n\nidentityTrustAnchorsPEM is missing: the certificate of the mesh's root authority. Add %s\n" $how) .Values.identityTrustAnchorsPEM -}}
 {{- if contains "PRIVATE KEY" $pem -}}
 {{- fail "\n\nidentityTrustAnchorsPEM contains a private key, and would be readable by every pod: give the root's certificate only\n" -}}
@@ -76,7 +76,8 @@ supported: true for those that have no meaning, false for those that are not sup
 {{- define "weft.requireIssuer" -}}
 {{- if eq .Values.identity.issuer.scheme "linkerd.io/tls" -}}
 {{- $tls := .Values.identity.issuer.tls -}}
-{{- $crt := required "\n\nidentity.issuer.tls.crtPEM is missing: the certificate that signs those of proxies. Add --set-file identity.issuer.tls.crtPEM=issuer.crt (docs/getting-started.md makes one with `step`)\n" $tls.crtPEM -}}
+{{- $how := printf "--set-file identity.issuer.tls.crtPEM=issuer.crt, made for example by\n  step certificate create identity.linkerd.%s issuer.crt issuer.key --profile intermediate-ca --not-after 8760h --ca ca.crt --ca-key ca.key --no-password --insecure" (include "weft.trustDomain" .) -}}
+{{- $crt := required (printf "\n\nidentity.issuer.tls.crtPEM is missing: the certificate that signs those of proxies. Add %s\n" $how) $tls.crtPEM -}}
 {{- $key := required "\n\nidentity.issuer.tls.keyPEM is missing: the private key of identity.issuer.tls.crtPEM. Add --set-file identity.issuer.tls.keyPEM=issuer.key\n" $tls.keyPEM -}}
 {{- if not (contains "-----BEGIN CERTIFICATE-----" $crt) -}}
 {{- fail "\n\nidentity.issuer.tls.crtPEM is not a PEM certificate. Did you mean --set-file instead of --set?\n" -}}
@@ -106,7 +107,7 @@ offline it is the version that helm was built with.
 {{- range $name, $version := dict "servers.policy.linkerd.io" "v1beta3" "serverauthorizations.policy.linkerd.io" "v1beta1" "authorizationpolicies.policy.linkerd.io" "v1alpha1" "meshtlsauthentications.policy.linkerd.io" "v1alpha1" "networkauthentications.policy.linkerd.io" "v1alpha1" "serviceprofiles.linkerd.io" "v1alpha2" "externalworkloads.workload.linkerd.io" "v1beta1" -}}
 {{- $crd := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $name -}}
 {{- if not $crd -}}
-{{- fail (printf "\n\nthe custom resource definition %s is missing in this cluster. Install the CRDs first:\n  helm install weft-crds charts/weft-crds --namespace %s --wait\n" $name $.Release.Namespace) -}}
+{{- fail (printf "\n\nthe custom resource definition %s is missing in this cluster. Install the chart weft-crds first, from where this chart came:\n  helm install weft-crds CHARTS/weft-crds --namespace %s --wait\n" $name $.Release.Namespace) -}}
 {{- end -}}
 {{- $served := false -}}
 {{- range $crd.spec.versions -}}
@@ -115,7 +116,7 @@ offline it is the version that helm was built with.
 {{- end -}}
 {{- end -}}
 {{- if not $served -}}
-{{- fail (printf "\n\nthe custom resource definition %s of this cluster has no version %s: it is too old. Upgrade the CRDs first:\n  helm upgrade weft-crds charts/weft-crds --namespace %s --wait\n" $name $version $.Release.Namespace) -}}
+{{- fail (printf "\n\nthe custom resource definition %s of this cluster has no version %s: it is too old. Upgrade the chart weft-crds first, from where this chart came:\n  helm upgrade weft-crds CHARTS/weft-crds --namespace %s --wait\n" $name $version $.Release.Namespace) -}}
 {{- end -}}
 {{- end -}}
 {{- $namespace := lookup "v1" "Namespace" "" .Release.Namespace -}}
