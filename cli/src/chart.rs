@@ -30,6 +30,7 @@ use values::Settings;
 /// The folder of the repository; new files in it are seen when this file is compiled again.
 static CHARTS: Dir = include_dir!("$CARGO_MANIFEST_DIR/../charts");
 const CONTROL_PLANE: &str = "weft-control-plane";
+const CRDS: &str = "weft-crds";
 const VIZ: &str = "weft-viz";
 /// The registry of the images. The program of a release is built with the one in which its images are.
 const REGISTRY: Option<&str> = option_env!("WEFT_REGISTRY");
@@ -49,6 +50,14 @@ impl Chart {
     /// When one of its files is not what it should be.
     pub(crate) fn control_plane() -> Result<Self> {
         Self::read(CONTROL_PLANE)
+    }
+
+    /// Reads the chart of the custom resource definitions.
+    ///
+    /// # Errors
+    /// When one of its files is not what it should be.
+    pub(crate) fn definitions() -> Result<Self> {
+        Self::read(CRDS)
     }
 
     /// Reads the chart of the component weft-viz.
@@ -130,7 +139,7 @@ impl Chart {
             "Values": values,
             "Chart": {"Name": metadata["name"], "Version": metadata["version"], "AppVersion": metadata["appVersion"]},
             "Release": {
-                "Name": self.name, "Namespace": namespace, "Service": "Helm",
+                "Name": self.name, "Namespace": namespace, "Service": "weft",
                 "IsInstall": true, "IsUpgrade": false, "Revision": 1,
             },
         })
@@ -175,25 +184,10 @@ fn collect(chart: &str, folder: &Dir, each: &mut impl FnMut(&str, &str) -> Resul
     folder.dirs().try_for_each(|folder| collect(chart, folder, each))
 }
 
-/// The custom resource definitions, which are no templates; `gateway_api` adds those of the Gateway API.
-///
-/// # Errors
-/// When one of them cannot be read.
-pub(crate) fn definitions(gateway_api: bool) -> Result<Vec<String>> {
-    let files = |folder: &str| {
-        let files = CHARTS.get_dir(folder).into_iter().flat_map(Dir::files);
-        files.filter(|file| file.path().extension().is_some_and(|extension| extension == "yaml"))
-    };
-    let all = files("weft-crds/templates").chain(files("weft-crds/files/gateway-api").filter(|_| gateway_api));
-    let mut definitions = Vec::new();
-    for file in all {
-        let text = file.contents_utf8().with_context(|| file.path().display().to_string())?;
-        // One file includes those of the other folder.
-        if !text.contains("{{") {
-            definitions.push(text.trim_start_matches("---\n").to_owned());
-        }
-    }
-    Ok(definitions)
+/// An image of the same name, tag and digest in a registry, as Linkerd's flag `--registry` has it.
+pub(crate) fn image_in(registry: &str, image: &str) -> String {
+    let name = image.rsplit('/').next().unwrap_or(image);
+    format!("{}/{name}", registry.trim_end_matches('/'))
 }
 
 #[cfg(test)]
@@ -352,9 +346,60 @@ mod tests {
     }
 
     #[test]
-    fn the_definitions_are_those_that_weft_reads() {
-        let names = |gateway_api| -> Vec<String> {
-            let texts = definitions(gateway_api).unwrap();
+    fn a_components_own_environment_and_flags_are_its_own() {
+        let chart = Chart::control_plane().unwrap();
+        let values = "identity.additionalEnv[0].name=OF_identity,proxyInjector.experimentalEnv[0].name=OF_proxy-injector,\
+                      destinationController.additionalEnv[0].name=OF_destination,spValidator.additionalEnv[0].name=OF_sp-validator,\
+                      destinationController.experimentalArgs={--of=destination},policyController.additionalArgs={--of=policy}";
+        let values = chart.values(&settings(&[values])).unwrap();
+        let mut found = Vec::new();
+        for text in chart.manifests("mesh", &values).unwrap() {
+            let object = document::parse_yaml(&text).unwrap();
+            let containers = object["spec"]["template"]["spec"]["containers"].as_sequence();
+            for container in containers.into_iter().flatten() {
+                let name = container["name"].as_str().unwrap();
+                let variables = container["env"].as_sequence().into_iter().flatten();
+                let variables = variables.filter_map(|variable| variable["name"].as_str()?.strip_prefix("OF_"));
+                let arguments = container["args"].as_sequence().into_iter().flatten();
+                let arguments = arguments.filter_map(|argument| argument.as_str()?.strip_prefix("--of="));
+                for of in variables.chain(arguments) {
+                    assert_eq!(of, name);
+                    found.push(name.to_owned());
+                }
+            }
+        }
+        found.sort();
+        assert_eq!(found, ["destination", "destination", "identity", "policy", "proxy-injector", "sp-validator"]);
+    }
+
+    #[test]
+    fn values_of_older_charts_are_mentioned_or_refused() {
+        let chart = Chart::control_plane().unwrap();
+        for (set, words) in [
+            ("policyController.image.name=mine/policy-controller", "policyController.image: no meaning here"),
+            ("proxyInit.resources.cpu.limit=1", "proxyInit.resources: no meaning here"),
+            ("controlPlaneTracingNamespace=traces", "controlPlaneTracingNamespace: no meaning here"),
+        ] {
+            let values = chart.values(&settings(&[set])).unwrap();
+            chart.manifests("mesh", &values).unwrap();
+            let notes = chart.meaningless("mesh", &values).unwrap();
+            assert!(notes.len() == 1 && notes[0].starts_with(words), "{set}: {notes:?}");
+        }
+        let linkerds = "policyController.image.name=cr.l5d.io/linkerd/policy-controller,controlPlaneTracing=false";
+        let values = chart.values(&settings(&[linkerds])).unwrap();
+        assert_eq!(chart.meaningless("mesh", &values).unwrap(), Vec::<String>::new());
+        let values = chart.values(&settings(&["controlPlaneTracing=true"])).unwrap();
+        let refused = chart.manifests("mesh", &values).unwrap_err().to_string();
+        assert!(refused.contains("controlPlaneTracing: not supported yet"), "{refused}");
+    }
+
+    #[test]
+    fn the_definitions_are_those_that_the_values_ask_for() {
+        let names = |settings: &[&str]| -> Vec<String> {
+            let chart = Chart::definitions().unwrap();
+            let set = settings.iter().map(|setting| (*setting).to_owned()).collect();
+            let values = chart.values(&Settings { set, ..Settings::default() }).unwrap();
+            let texts = chart.manifests("mesh", &values).unwrap();
             let read = texts.iter().map(|text| document::parse_yaml(text).unwrap());
             read.map(|value| {
                 assert_eq!(value["kind"], "CustomResourceDefinition");
@@ -362,13 +407,26 @@ mod tests {
             })
             .collect()
         };
-        let (without, with) = (names(false), names(true));
+        let ours = names(&[]);
         for name in ["servers.policy.linkerd.io", "serviceprofiles.linkerd.io", "externalworkloads.workload.linkerd.io"]
         {
-            assert!(without.iter().any(|known| known == name), "{name}: {without:?}");
+            assert!(ours.iter().any(|known| known == name), "{name}: {ours:?}");
         }
-        assert!(!without.iter().any(|name| name.ends_with("gateway.networking.k8s.io")));
-        assert!(with.iter().any(|name| name == "httproutes.gateway.networking.k8s.io"), "{with:?}");
-        assert_eq!(without, with[..without.len()]);
+        let gateway = ".gateway.networking.k8s.io";
+        for (settings, expected) in [
+            (&[][..], &[][..]),
+            (&["enableHttpRoutes=true"], &["grpcroutes", "httproutes"]),
+            (&["enableTlsRoutes=true"], &["tlsroutes"]),
+            (&["enableTcpRoutes=true,installGatewayAPI=false"], &["tcproutes"]),
+            (
+                &["installGatewayAPI=true,enableHttpRoutes=false"],
+                &["backendtlspolicies", "gatewayclasses", "gateways", "referencegrants", "tcproutes", "tlsroutes"],
+            ),
+        ] {
+            let all = names(settings);
+            let (theirs, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|name| name.ends_with(gateway));
+            let theirs: Vec<_> = theirs.iter().map(|name| name.trim_end_matches(gateway)).collect();
+            assert_eq!((theirs, others), (expected.to_vec(), ours.clone()), "{settings:?}");
+        }
     }
 }

@@ -80,6 +80,9 @@ pub(crate) struct UninjectArgs {
 /// `weft inject`.
 pub(crate) async fn inject(args: InjectArgs) -> Result<ExitCode> {
     let overrides = args.proxy.overrides()?;
+    for note in args.proxy.notes() {
+        output::note(&note);
+    }
     let documents = read(&args.manifests).await?;
     let manual = if args.manual { Some(settings(&args, &documents).await?) } else { None };
     let injection = Injection { overrides: &overrides, manual: manual.as_ref() };

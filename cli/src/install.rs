@@ -9,31 +9,30 @@
 
 mod certificates;
 mod cluster;
+mod flags;
 mod render;
+mod values;
 pub(crate) mod viz;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::PathBuf,
     process::ExitCode,
 };
 
 use anyhow::{Result, bail};
 use clap::Args;
-use serde_json::{Value, json};
+use weft_k8s_api::policy::route::GATEWAY_GROUP;
 
 use crate::{
-    chart::{
-        self, Chart,
-        values::{self, Settings},
-    },
+    chart::{self, Chart, values::Settings},
     check,
-    cluster::{Cluster, ClusterArgs},
+    cluster::{CONTROL_NAMESPACE, Cluster, ClusterArgs},
     manifest::{self, ManifestFormat, document},
     output,
 };
-use cluster::{Installed, Object};
+use cluster::{Definition, Installed, Object};
 use render::{Certificates, Rendered};
+use values::ValueArgs;
 
 /// Most pods that a message names.
 const NAMED: usize = 5;
@@ -115,129 +114,10 @@ pub(crate) struct PruneArgs {
     cluster: ClusterArgs,
 }
 
-/// Values of a chart, by helm's options.
-#[derive(Clone, Debug, Default, Args)]
-#[command(next_help_heading = "Values")]
-struct HelmArgs {
-    /// A file of values; may be repeated
-    #[arg(short = 'f', long, value_name = "FILE")]
-    values: Vec<String>,
-    /// A value, by its path in values.yaml; may be repeated
-    #[arg(long, value_name = "PATH=VALUE")]
-    set: Vec<String>,
-    /// A value that is text, whatever it looks like
-    #[arg(long, value_name = "PATH=VALUE")]
-    set_string: Vec<String>,
-    /// A value from a file
-    #[arg(long, value_name = "PATH=FILE")]
-    set_file: Vec<String>,
-}
-
-impl HelmArgs {
-    /// What is set on top of `base`.
-    fn settings(&self, base: Option<Value>) -> Settings {
-        Settings {
-            base,
-            files: self.values.clone(),
-            set: self.set.clone(),
-            set_string: self.set_string.clone(),
-            set_file: self.set_file.clone(),
-        }
-    }
-}
-
-/// Values of the chart: helm's options, and Linkerd's for the most common ones.
-#[derive(Clone, Debug, Default, Args)]
-#[command(next_help_heading = "Values")]
-struct ValueArgs {
-    /// Three replicas of everything, requests of resources, webhooks that fail closed
-    #[arg(long)]
-    ha: bool,
-    #[command(flatten)]
-    helm: HelmArgs,
-    /// Trust anchors of the mesh, PEM
-    #[arg(long, value_name = "FILE")]
-    identity_trust_anchors_file: Option<PathBuf>,
-    /// Certificate that signs those of proxies, PEM
-    #[arg(long, value_name = "FILE")]
-    identity_issuer_certificate_file: Option<PathBuf>,
-    /// Its private key, PEM
-    #[arg(long, value_name = "FILE")]
-    identity_issuer_key_file: Option<PathBuf>,
-    /// Trust domain of identities
-    #[arg(long, value_name = "DOMAIN")]
-    identity_trust_domain: Option<String>,
-    /// Domain of the cluster's DNS names
-    #[arg(long, value_name = "DOMAIN")]
-    cluster_domain: Option<String>,
-    /// Log level of the control plane
-    #[arg(long, value_name = "LEVEL")]
-    controller_log_level: Option<String>,
-    /// Replicas of each Deployment
-    #[arg(long, value_name = "NUMBER")]
-    controller_replicas: Option<u16>,
-}
-
-impl ValueArgs {
-    /// What is set on top of `base`.
-    fn settings(&self, base: Option<Value>) -> Result<Settings> {
-        let mut settings = self.helm.settings(base);
-        if self.ha {
-            let ha = Chart::control_plane()?.high_availability()?;
-            values::merge(settings.base.get_or_insert_with(|| json!({})), ha);
-        }
-        for (path, file) in [
-            ("identityTrustAnchorsPEM", &self.identity_trust_anchors_file),
-            ("identity.issuer.tls.crtPEM", &self.identity_issuer_certificate_file),
-            ("identity.issuer.tls.keyPEM", &self.identity_issuer_key_file),
-        ] {
-            settings
-                .set_file
-                .extend(file.iter().map(|file| format!("{path}={}", escaped(&file.display().to_string()))));
-        }
-        for (path, value) in [
-            ("identityTrustDomain", &self.identity_trust_domain),
-            ("clusterDomain", &self.cluster_domain),
-            ("controllerLogLevel", &self.controller_log_level),
-        ] {
-            settings.set_string.extend(value.iter().map(|value| format!("{path}={}", escaped(value))));
-        }
-        settings.set.extend(self.controller_replicas.map(|replicas| format!("controllerReplicas={replicas}")));
-        Ok(settings)
-    }
-
-    /// Whether the definitions of the Gateway API are wanted: the one value of that chart.
-    fn gateway_api(&self) -> Result<bool> {
-        let only = "--crds takes one value, --set installGatewayAPI=true";
-        let mut wanted = false;
-        for value in self.helm.set.iter().flat_map(|set| set.split(',')) {
-            wanted = match value {
-                "installGatewayAPI=true" => true,
-                "installGatewayAPI=false" => false,
-                _ => bail!("{value}: {only}"),
-            };
-        }
-        let others = Self { helm: HelmArgs { set: Vec::new(), ..self.helm.clone() }, ha: false, ..self.clone() }
-            .settings(None)?;
-        if self.ha
-            || !(others.files.is_empty() && others.set.is_empty())
-            || !(others.set_string.is_empty() && others.set_file.is_empty())
-        {
-            bail!("{only}");
-        }
-        Ok(wanted)
-    }
-}
-
-/// For `--set`, which splits values at commas.
-fn escaped(text: &str) -> String {
-    text.replace('\\', "\\\\").replace(',', "\\,")
-}
-
 /// `weft install`.
 pub(crate) async fn install(args: InstallArgs) -> Result<ExitCode> {
     if args.crds {
-        return definitions(args.values.gateway_api()?, args.output);
+        return definitions(&args.values.definitions()?, args.output);
     }
     let settings = args.values.settings(None)?;
     if !args.ignore_cluster {
@@ -302,7 +182,7 @@ async fn missing_definitions(cluster: &Cluster) -> Result<Vec<String>> {
 /// `weft upgrade`.
 pub(crate) async fn upgrade(args: UpgradeArgs) -> Result<ExitCode> {
     if args.crds {
-        return definitions(args.values.gateway_api()?, args.output);
+        return definitions(&args.values.definitions()?, args.output);
     }
     let cluster = args.cluster.cluster().await?;
     cluster::ours(&cluster::installed(&cluster).await?, &cluster, "helm upgrade")?;
@@ -325,7 +205,7 @@ async fn current(cluster: &Cluster, values: &ValueArgs, certificates: Certificat
     let scheme = base["identity"]["issuer"]["scheme"].as_str().unwrap_or("linkerd.io/tls");
     if scheme == "linkerd.io/tls" {
         let (certificate, key) = cluster::issuer(cluster).await?;
-        values::merge(&mut base, certificates::issuer_values(&certificate, &key));
+        chart::values::merge(&mut base, certificates::issuer_values(&certificate, &key));
     }
     Rendered::new(&cluster.namespace, &values.settings(Some(base))?, certificates)
 }
@@ -345,14 +225,20 @@ pub(crate) async fn uninstall(args: UninstallArgs) -> Result<ExitCode> {
         );
     }
     let mut gone = to_delete(cluster::objects(&cluster).await?, &cluster.namespace);
+    let mut left = None;
     if !args.keep_crds {
         let known = cluster::definitions(&cluster).await?;
         let ours = defined()?.into_iter();
         // After the webhooks and before the namespace.
         let place = gone.iter().position(|object| object.kind == "Namespace").unwrap_or(gone.len());
-        gone.splice(place..place, ours.filter(|object| known.get(&object.name) == Some(&None)));
+        let by_helm = |object: &Object| known.get(&object.name).is_none_or(|known| known.by_helm);
+        gone.splice(place..place, ours.filter(|object| !by_helm(object)));
+        left = gateway_api(&known);
     }
     let code = print(&gone, args.output)?;
+    if let Some(note) = left {
+        output::note(&note);
+    }
     output::note(
         "each agent unloads the kernel programs of its node when its DaemonSet is deleted. A node whose agent is killed \
          before that keeps them until `weft-agent unload` there",
@@ -389,23 +275,40 @@ fn print(objects: &[Object], format: ManifestFormat) -> Result<ExitCode> {
 
 /// The custom resource definitions that this version reads.
 fn defined() -> Result<Vec<Object>> {
-    let texts = chart::definitions(false)?;
+    let chart = Chart::definitions()?;
+    let texts = chart.manifests(CONTROL_NAMESPACE, &chart.values(&Settings::default())?)?;
     let objects = texts.iter().map(|text| Ok(Object::of(&document::parse_yaml(text)?)));
     objects.filter_map(Result::transpose).collect()
 }
 
-fn definitions(gateway_api: bool, format: ManifestFormat) -> Result<ExitCode> {
+fn definitions(texts: &[String], format: ManifestFormat) -> Result<ExitCode> {
     let mut stream = String::new();
-    for text in chart::definitions(gateway_api)? {
+    for text in texts {
         match format {
-            ManifestFormat::Yaml => manifest::push(&mut stream, &text, format),
+            ManifestFormat::Yaml => manifest::push(&mut stream, text, format),
             ManifestFormat::Json => {
-                manifest::push(&mut stream, &manifest::text(&document::parse_yaml(&text)?, format)?, format);
+                manifest::push(&mut stream, &manifest::text(&document::parse_yaml(text)?, format)?, format);
             }
         }
     }
     output::raw(&stream)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What is said about definitions of the Gateway API that `weft install --crds` made: other tools may use them by now.
+fn gateway_api(known: &BTreeMap<String, Definition>) -> Option<String> {
+    let ours = known.iter().filter(|(name, definition)| {
+        name.ends_with(&format!(".{GATEWAY_GROUP}")) && definition.is_ours && !definition.by_helm
+    });
+    let names: Vec<_> = ours.map(|(name, _)| name.as_str()).collect();
+    if names.is_empty() {
+        return None;
+    }
+    Some(format!(
+        "these definitions of the Gateway API stay, because others than Weft may use them by now. Where nobody does, this removes \
+         them, and every object of theirs: kubectl delete crd {}",
+        names.join(" ")
+    ))
 }
 
 #[cfg(test)]
@@ -448,35 +351,24 @@ mod tests {
     }
 
     #[test]
-    fn options_become_values() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("ca,1.crt");
-        std::fs::write(&file, "PEM").unwrap();
-        let args = ValueArgs {
-            ha: true,
-            helm: HelmArgs { set: vec!["proxy.logLevel=debug".to_owned()], ..HelmArgs::default() },
-            identity_trust_anchors_file: Some(file),
-            controller_replicas: Some(5),
-            ..ValueArgs::default()
+    fn what_is_left_of_the_gateway_api_is_named_with_the_command_that_removes_it() {
+        let known = |entries: &[(&str, bool, bool)]| {
+            let all = entries.iter().map(|(name, by_helm, is_ours)| {
+                ((*name).to_owned(), Definition { by_helm: *by_helm, is_ours: *is_ours })
+            });
+            all.collect::<BTreeMap<_, _>>()
         };
-        let settings = args.settings(Some(json!({"clusterDomain": "mesh.example"}))).unwrap();
-        let values = Chart::control_plane().unwrap().values(&settings).unwrap();
-        assert_eq!(values["identityTrustAnchorsPEM"], "PEM");
-        assert_eq!(values["controllerReplicas"], 5);
-        assert_eq!(values["enablePodDisruptionBudget"], true);
-        assert_eq!(values["clusterDomain"], "mesh.example");
-        assert_eq!(values["proxy"]["logLevel"], "debug");
-    }
-
-    #[test]
-    fn the_definitions_take_one_value() {
-        let set = |values: &[&str]| ValueArgs {
-            helm: HelmArgs { set: values.iter().map(|value| (*value).to_owned()).collect(), ..HelmArgs::default() },
-            ..ValueArgs::default()
-        };
-        assert!(set(&["installGatewayAPI=true"]).gateway_api().unwrap());
-        assert!(!set(&[]).gateway_api().unwrap());
-        assert!(set(&["proxy.logLevel=info"]).gateway_api().unwrap_err().to_string().contains("installGatewayAPI"));
-        assert!(ValueArgs { ha: true, ..ValueArgs::default() }.gateway_api().is_err());
+        let of = |kind: &str| format!("{kind}.gateway.networking.k8s.io");
+        let (http, tcp, tls, gateways) = (of("httproutes"), of("tcproutes"), of("tlsroutes"), of("gateways"));
+        let note = gateway_api(&known(&[
+            (&http, false, true),
+            (&tcp, false, false),
+            (&tls, true, true),
+            (&gateways, false, true),
+            ("servers.policy.linkerd.io", false, true),
+        ]));
+        let note = note.unwrap();
+        assert!(note.ends_with(&format!("kubectl delete crd {gateways} {http}")), "{note}");
+        assert_eq!(gateway_api(&known(&[(&tcp, false, false), (&tls, true, true)])), None);
     }
 }

@@ -80,6 +80,16 @@ pub(crate) fn merge(values: &mut Value, over: Value) {
     }
 }
 
+/// Sets a value by its dotted path.
+///
+/// # Errors
+/// When the path leads through a list.
+pub(crate) fn put(values: &mut Value, path: &str, value: Value) -> Result<()> {
+    let steps: Vec<_> = path.split('.').map(|key| Step::Key(key.to_owned())).collect();
+    *place(values, &steps)? = value;
+    Ok(())
+}
+
 /// A step to a value.
 #[derive(Debug, PartialEq)]
 enum Step {

@@ -5,6 +5,8 @@ use clap::Args;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use weft_k8s_api::{inject, labels};
 
+use crate::chart;
+
 /// Linkerd's flags, with its names.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Proxy")]
@@ -52,7 +54,7 @@ pub(super) struct ProxyArgs {
     #[arg(long, value_name = "QUANTITY")]
     proxy_cpu_limit: Option<String>,
     /// CPU that the proxy requests
-    #[arg(long, value_name = "QUANTITY")]
+    #[arg(long, alias = "proxy-cpu", value_name = "QUANTITY")]
     proxy_cpu_request: Option<String>,
     /// Group of the proxy
     #[arg(long, value_name = "GID")]
@@ -70,7 +72,7 @@ pub(super) struct ProxyArgs {
     #[arg(long, value_name = "QUANTITY")]
     proxy_memory_limit: Option<String>,
     /// Memory that the proxy requests
-    #[arg(long, value_name = "QUANTITY")]
+    #[arg(long, alias = "proxy-memory", value_name = "QUANTITY")]
     proxy_memory_request: Option<String>,
     /// User of the proxy
     #[arg(long, value_name = "UID")]
@@ -78,6 +80,9 @@ pub(super) struct ProxyArgs {
     /// Tag or digest of the proxy's image
     #[arg(short = 'v', long, value_name = "VERSION")]
     proxy_version: Option<String>,
+    /// Registry of the proxy's image, such as registry.example:5000/mesh
+    #[arg(long, value_name = "REGISTRY")]
+    registry: Option<String>,
     /// Ports on which clients without an identity are refused
     #[arg(long, value_name = "PORTS")]
     require_identity_on_inbound_ports: Option<String>,
@@ -100,7 +105,7 @@ pub(super) struct ProxyArgs {
     pointless: PointlessArgs,
 }
 
-/// Linkerd's flags about its init container, which Weft does not have.
+/// Linkerd's flags about its init container, which Weft does not have: accepted, with a note.
 #[derive(Clone, Debug, Default, Args)]
 struct PointlessArgs {
     #[arg(long, hide = true)]
@@ -109,7 +114,7 @@ struct PointlessArgs {
     init_image: Option<String>,
     #[arg(long, hide = true)]
     init_image_version: Option<String>,
-    #[arg(long, hide = true)]
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     native_sidecar: Option<String>,
 }
 
@@ -135,17 +140,6 @@ impl ProxyArgs {
     /// # Errors
     /// When a value would be refused or ignored by the injector; the error names the option.
     pub(super) fn overrides(&self) -> Result<Overrides> {
-        let pointless = &self.pointless;
-        for (flag, given, why) in [
-            ("--close-wait-timeout", &pointless.close_wait_timeout, "redirected connections have no conntrack entries"),
-            ("--init-image", &pointless.init_image, "there is no init container"),
-            ("--init-image-version", &pointless.init_image_version, "there is no init container"),
-            ("--native-sidecar", &pointless.native_sidecar, "the proxy is always a native sidecar"),
-        ] {
-            if given.is_some() {
-                bail!("{flag} has no meaning in Weft: {why}; remove it");
-            }
-        }
         let rows = self.rows();
         for (flag, annotation, value) in &rows {
             let annotations = [((*annotation).to_owned(), value.clone())].into();
@@ -159,9 +153,34 @@ impl ProxyArgs {
         Ok(Overrides { mode, annotations: rows.into_iter().map(|(_, name, value)| (name, value)).collect() })
     }
 
+    /// What is said about flags that were given and have no meaning.
+    pub(super) fn notes(&self) -> Vec<String> {
+        let pointless = &self.pointless;
+        let rows = [
+            ("--close-wait-timeout", &pointless.close_wait_timeout, "redirected connections have no conntrack entries"),
+            ("--init-image", &pointless.init_image, "there is no init container"),
+            ("--init-image-version", &pointless.init_image_version, "there is no init container"),
+            ("--native-sidecar", &pointless.native_sidecar, "the proxy is always a native sidecar"),
+        ];
+        let given = rows.into_iter().filter(|(_, given, _)| given.is_some());
+        given.map(|(flag, _, why)| format!("{flag} has no meaning in Weft: {why}")).collect()
+    }
+
+    /// The proxy's image, and the flag that names it.
+    fn image(&self) -> (&'static str, Option<String>) {
+        match &self.registry {
+            Some(registry) => {
+                let image = self.proxy_image.as_deref().unwrap_or("weft-proxy");
+                ("--registry", Some(chart::image_in(registry, image)))
+            }
+            None => ("--proxy-image", self.proxy_image.clone()),
+        }
+    }
+
     /// Flag, annotation and value of what is given.
     fn rows(&self) -> Vec<(&'static str, &'static str, String)> {
         let yes = |is: bool| is.then(|| "true".to_owned());
+        let image = self.image();
         let rows = [
             ("--access-log", labels::ACCESS_LOG, self.access_log.clone()),
             ("--admin-port", labels::ADMIN_PORT_ANNOTATION, self.admin_port.clone()),
@@ -178,7 +197,7 @@ impl ProxyArgs {
             ("--proxy-cpu-limit", labels::PROXY_CPU_LIMIT, self.proxy_cpu_limit.clone()),
             ("--proxy-cpu-request", labels::PROXY_CPU_REQUEST, self.proxy_cpu_request.clone()),
             ("--proxy-gid", labels::PROXY_GID_ANNOTATION, self.proxy_gid.clone()),
-            ("--proxy-image", labels::PROXY_IMAGE, self.proxy_image.clone()),
+            (image.0, labels::PROXY_IMAGE, image.1),
             ("--proxy-log-level", labels::LOG_LEVEL, self.proxy_log_level.clone()),
             ("--proxy-log-format", labels::LOG_FORMAT, self.proxy_log_format.clone()),
             ("--proxy-memory-limit", labels::PROXY_MEMORY_LIMIT, self.proxy_memory_limit.clone()),
@@ -245,10 +264,30 @@ mod tests {
     }
 
     #[test]
-    fn linkerds_options_without_a_meaning_are_refused_with_the_reason() {
-        for flag in ["--close-wait-timeout", "--init-image", "--init-image-version", "--native-sidecar"] {
-            let error = overrides(&[flag, "x"]).unwrap_err().to_string();
-            assert!(error.starts_with(flag) && error.contains("no meaning"), "{error}");
+    fn a_registry_is_the_one_of_the_proxys_image() {
+        let image =
+            |arguments: &[&str]| overrides(arguments).unwrap().get("config.linkerd.io/proxy-image").map(str::to_owned);
+        let registry = "registry.example:5000/mesh";
+        assert_eq!(image(&["--registry", registry]).as_deref(), Some("registry.example:5000/mesh/weft-proxy"));
+        let both = ["--registry", registry, "--proxy-image", "cr.l5d.io/linkerd/proxy"];
+        assert_eq!(image(&both).as_deref(), Some("registry.example:5000/mesh/proxy"));
+        assert_eq!(image(&["--proxy-image", "a/b"]).as_deref(), Some("a/b"));
+        assert_eq!(image(&["--proxy-cpu", "1"]), None);
+    }
+
+    #[test]
+    fn linkerds_options_without_a_meaning_are_accepted_with_the_reason() {
+        let notes = |arguments: &[&str]| {
+            let arguments = std::iter::once("inject").chain(arguments.iter().copied());
+            let proxy = Command::try_parse_from(arguments).unwrap().proxy;
+            assert_eq!(proxy.overrides().unwrap().annotations, []);
+            proxy.notes()
+        };
+        for flag in ["--close-wait-timeout=1s", "--init-image=x", "--init-image-version=x", "--native-sidecar"] {
+            let notes = notes(&[flag]);
+            let name = flag.split('=').next().unwrap();
+            assert!(notes.len() == 1 && notes[0].starts_with(&format!("{name} has no meaning")), "{notes:?}");
         }
+        assert_eq!(notes(&[]), Vec::<String>::new());
     }
 }

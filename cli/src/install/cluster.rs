@@ -9,7 +9,7 @@ use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{
-    Api, ResourceExt as _,
+    Api, ResourceExt,
     api::{ApiResource, DynamicObject, ListParams, PartialObjectMeta},
 };
 use serde_yaml_ng::Value;
@@ -157,13 +157,30 @@ async fn secret(cluster: &Cluster, name: &str, key: &str) -> Result<Option<Strin
     String::from_utf8(bytes).map(Some).with_context(|| format!("{at}, data[{key:?}]: not text"))
 }
 
-/// The custom resource definitions of a cluster, with the helm release that they belong to.
-pub(super) async fn definitions(cluster: &Cluster) -> Result<BTreeMap<String, Option<String>>> {
+/// Where a custom resource definition comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Definition {
+    /// It belongs to a helm release.
+    pub(super) by_helm: bool,
+    /// It has the label of what Weft installs.
+    pub(super) is_ours: bool,
+}
+
+impl Definition {
+    fn of(found: &impl ResourceExt) -> Self {
+        Self {
+            by_helm: found.annotations().contains_key(HELM_RELEASE),
+            is_ours: found.labels().get(PART_OF.0).is_some_and(|value| value == PART_OF.1),
+        }
+    }
+}
+
+/// The custom resource definitions of a cluster.
+pub(super) async fn definitions(cluster: &Cluster) -> Result<BTreeMap<String, Definition>> {
     let api: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
     let found = within(ANSWER, api.list_metadata(&ListParams::default())).await;
     let found = found.map_err(|problem| anyhow!("CustomResourceDefinitions of {}: {problem}", cluster.server))?;
-    let release = |found: &PartialObjectMeta<_>| found.annotations().get(HELM_RELEASE).cloned();
-    Ok(found.items.iter().map(|found| (found.name_any(), release(found))).collect())
+    Ok(found.items.iter().map(|found| (found.name_any(), Definition::of(found))).collect())
 }
 
 /// The versions that each CustomResourceDefinition of a cluster serves.
@@ -295,6 +312,24 @@ mod tests {
         helms["annotations"] = json!({"meta.helm.sh/release-name": "weft-control-plane"});
         assert_eq!(by_whom(&config(helms)), Installed::ByHelm("weft-control-plane".to_owned()));
         assert_eq!(by_whom(&config(json!({"name": "linkerd-config"}))), Installed::ByOthers);
+    }
+
+    #[test]
+    fn it_is_known_where_a_definition_comes_from() {
+        let of = |metadata: serde_json::Value| {
+            let found: CustomResourceDefinition = serde_json::from_value(json!({
+                "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": metadata,
+                "spec": {"group": "a", "names": {"kind": "A", "plural": "as"}, "scope": "Namespaced", "versions": []},
+            }))
+            .unwrap();
+            Definition::of(&found)
+        };
+        let labels = json!({"app.kubernetes.io/part-of": "weft"});
+        assert_eq!(of(json!({"labels": labels})), Definition { by_helm: false, is_ours: true });
+        let annotations = json!({"meta.helm.sh/release-name": "weft-crds"});
+        let both = json!({"labels": labels, "annotations": annotations});
+        assert_eq!(of(both), Definition { by_helm: true, is_ours: true });
+        assert_eq!(of(json!({"name": "a"})), Definition { by_helm: false, is_ours: false });
     }
 
     #[test]

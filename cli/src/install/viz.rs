@@ -8,10 +8,10 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::{
-    HelmArgs,
     cluster::{self, Installed},
     print,
     render::{Rendered, yaml},
+    values::HelmArgs,
 };
 use crate::{
     chart::{Chart, values::Settings},
