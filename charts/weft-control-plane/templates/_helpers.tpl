@@ -3,6 +3,11 @@
 {{ .Values.identityTrustDomain | default .Values.clusterDomain }}
 {{- end }}
 
+{{/* Where a component listens: on every address of its pod, of both families where proxies have both. */}}
+{{- define "weft.anyAddress" -}}
+{{ ternary "0.0.0.0" "[::]" .Values.disableIPv6 }}
+{{- end }}
+
 {{/* Labels of every object; arguments: root, component, and name where it is not the component's. */}}
 {{- define "weft.labels" -}}
 {{- $own := dict "app.kubernetes.io/part-of" "weft" "linkerd.io/control-plane-component" .component "linkerd.io/control-plane-ns" .root.Release.Namespace -}}

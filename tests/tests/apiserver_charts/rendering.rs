@@ -97,6 +97,23 @@ fn what_discovery_may_read_depends_on_what_it_is_to_do() {
     }
 }
 
+/// A kubelet of IPv6 alone probes nothing else.
+#[test]
+fn every_component_listens_on_the_families_that_proxies_have() {
+    let certificates = Certificates::generate();
+    for (setting, any) in [("disableIPv6=true", "0.0.0.0"), ("disableIPv6=false", "[::]")] {
+        let rendered = render(&[certificates.all(), strings(&["--set", setting])].concat());
+        let listening: Vec<_> = rendered
+            .lines()
+            .filter(|line| !line.contains("metrics-addr="))
+            .filter_map(|line| line.split_once("-addr=")?.1.rsplit_once(':'))
+            .map(|(address, _)| address)
+            .collect();
+        assert_eq!(listening.len(), 11, "{setting}: {listening:?}");
+        assert!(listening.iter().all(|address| *address == any), "{setting}: {listening:?}");
+    }
+}
+
 #[test]
 fn the_issuers_key_is_in_its_secret_only() {
     let cluster = Cluster::from_env().unwrap();
