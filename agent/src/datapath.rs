@@ -11,6 +11,7 @@
 
 pub(crate) mod bpf;
 pub(crate) mod bpffs;
+pub(crate) mod budget;
 pub(crate) mod cookies;
 pub(crate) mod events;
 pub(crate) mod explain;
@@ -52,6 +53,7 @@ use weft_ebpf_abi::{
 };
 
 use self::{
+    budget::OverBudget,
     cookies::{CookieSource, Cookies, Namespaces},
     events::RingEvents,
     explain::{Answer, Question},
@@ -127,6 +129,8 @@ pub(crate) enum DatapathError {
     Keep(#[from] KeepError),
     #[error(transparent)]
     Takeover(#[from] TakeoverError),
+    #[error(transparent)]
+    OverBudget(#[from] OverBudget),
     #[error("the pod's rules changed or the pod left while it was being enrolled")]
     Superseded,
     #[error("the call of the datapath panicked")]
@@ -224,6 +228,18 @@ impl Datapath {
             if self.is_gone(predecessor)? {
                 self.remove(predecessor)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Checks that a pod's rules leave room for those of other namespaces.
+    fn check_budget(&self, cookie: u64, rules: &Rules) -> Result<(), OverBudget> {
+        let ports = rules.outbound.len() + rules.inbound.len();
+        for (map, wanted, of) in [(budget::PORTS, ports, 0), (budget::SUBNETS, rules.subnets.len(), 1)] {
+            let others = self.maps.rule_counts().filter(|(other, _)| *other != cookie);
+            let others =
+                others.map(|(other, counts)| (self.names.get(&other).map(|name| name.namespace.as_str()), counts[of]));
+            map.admit(&rules.pod.namespace, wanted, others)?;
         }
         Ok(())
     }
@@ -385,6 +401,7 @@ impl Kernel for Datapath {
                     }
                 }
             }
+            self.check_budget(cookie, rules)?;
             // The inbound bit of a pod that already had it stays: its link reads the new entry at once.
             entry.flags |= pod::OUTBOUND | old.map_or(0, |old| old.flags & pod::INBOUND);
             let written = self

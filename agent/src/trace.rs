@@ -223,7 +223,7 @@ impl Filter {
     pub(crate) fn parse(request: WatchRequest) -> Result<Self, String> {
         if !request.verdict.is_empty() && Verdict::from_label(&request.verdict).is_none() {
             let known: Vec<_> = Verdict::ALL.into_iter().map(Verdict::label).collect();
-            return Err(format!("verdict: {:?} is none of {}", request.verdict, known.join(", ")));
+            return Err(format!("verdict: {:?} is not one of {}", request.verdict, known.join(", ")));
         }
         if request.port > u32::from(u16::MAX) {
             return Err(format!("port: {} is not a port", request.port));

@@ -37,7 +37,7 @@ static PODS: HashMap<u64, Pod> = HashMap::with_max_entries(pod::MAX_PODS, BPF_F_
 #[map]
 static PORTS: HashMap<PortBlockKey, PortBlock> = HashMap::with_max_entries(pod::MAX_PORT_BLOCKS, BPF_F_NO_PREALLOC);
 #[map]
-static SUBNETS: LpmTrie<Subnet, u8> = LpmTrie::with_max_entries(pod::MAX_PODS * 16, BPF_F_NO_PREALLOC);
+static SUBNETS: LpmTrie<Subnet, u8> = LpmTrie::with_max_entries(pod::MAX_SUBNETS, BPF_F_NO_PREALLOC);
 #[btf_map]
 static SOCKETS: SkStorage<SocketState> = SkStorage::new();
 #[btf_map]

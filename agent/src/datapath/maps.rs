@@ -222,6 +222,11 @@ impl Maps {
         Ok(())
     }
 
+    /// How many blocks of ports, and how many subnets, each generation of each pod's rules has.
+    pub(crate) fn rule_counts(&self) -> impl Iterator<Item = (u64, [usize; 2])> {
+        self.written.iter().map(|((cookie, _), keys)| (*cookie, [keys.ports.len(), keys.subnets.len()]))
+    }
+
     /// Removes the rules of a pod whose generation is not `but`.
     pub(crate) fn remove_rules(&mut self, cookie: u64, but: Option<u32>) -> Result<(), DatapathError> {
         let generations = self.written.range((cookie, 0)..=(cookie, u32::MAX)).map(|((_, generation), _)| *generation);

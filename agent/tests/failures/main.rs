@@ -30,7 +30,7 @@ const AGENT: &str = env!("CARGO_BIN_EXE_weft-agent");
 
 type Check = (&'static str, fn(&mut World));
 
-const CHECKS: [Check; 39] = [
+const CHECKS: [Check; 40] = [
     ("agent: ten crashes in a row are not noticed", crashes::ten_crashes_in_a_row),
     ("agent: killed at any step of a first start, the next one completes it", crashes::killed_while_starting),
     ("agent: killed at any step of an update, the next one completes it", crashes::killed_while_updating),
@@ -50,6 +50,7 @@ const CHECKS: [Check; 39] = [
     ("pins: unloading without an agent leaves nothing in the kernel", pins::unload_leaves_nothing),
     ("map full: PODS", map_full::pods),
     ("map full: PORTS", map_full::ports),
+    ("map full: PORTS, for the pods of one namespace", map_full::ports_of_one_namespace),
     ("map full: WAITING", map_full::waiting),
     ("map full: FLOWS", map_full::flows),
     ("map full: FLOWS, while a connection waits for its proxy", map_full::flows_while_waiting),

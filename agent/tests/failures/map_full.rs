@@ -14,10 +14,12 @@ use nix::sys::signal::{Signal, kill};
 use tonic::Code;
 use weft_ebpf_abi::{
     map,
-    pod::{ADMISSION_SLOTS, AdmissionKey, MAX_ADMISSIONS, MAX_PODS, PortBlock, PortBlockKey},
+    pod::{
+        ADMISSION_SLOTS, AdmissionKey, BLOCK_PORTS, MAX_ADMISSIONS, MAX_PODS, MAX_PORT_BLOCKS, PortBlock, PortBlockKey,
+    },
     socket::{Flow, FlowKey, ListenerKey, MAX_LISTENERS, MAX_WAITING, ProxyKey, Waiting},
 };
-use weft_proto::agent::{PortRange, WatchRequest};
+use weft_proto::agent::{PodRef, PortRange, WatchRequest};
 use weft_test_kit::{
     pod::{APPLICATION_UID, PROXY_UID},
     world::{Mesh, World},
@@ -102,6 +104,54 @@ pub(crate) fn ports(world: &mut World) {
     world.pod("a", APPLICATION_UID).connect("10.99.0.2:80").reached(4140);
     load.all_well();
     mesh.is_meshed(world);
+}
+
+/// The pods of one namespace may have a share of the map, and no more: others, and its own pods with few entries, have room.
+pub(crate) fn ports_of_one_namespace(world: &mut World) {
+    const BLOCKS: u16 = 32;
+    let scattered =
+        || (1..=BLOCKS).map(|block| u32::from(block * BLOCK_PORTS)).map(|first| PortRange { first, last: first });
+    let request = |world: &World, namespace: &str, number: usize, few: bool| {
+        let name = format!("{namespace}-{number}");
+        world.add_netns(&name);
+        let mut request = world.request("a");
+        request.pod = Some(PodRef { namespace: namespace.to_owned(), name: name.clone() });
+        request.netns_path = world.netns(&name).display().to_string();
+        request.ips = vec![format!("10.97.0.{}", number + 1)];
+        if !few {
+            request.skip_outbound_ports = scattered().collect();
+            request.skip_inbound_ports = scattered().collect();
+        }
+        request
+    };
+    let share = MAX_PORT_BLOCKS as usize / 8;
+    let pods = share / (2 * usize::from(BLOCKS));
+    let accepted: Vec<_> = (0..pods).map(|number| request(world, "tenant", number, false)).collect();
+    for one in &accepted {
+        world.enrol(one.clone()).unwrap();
+    }
+    let next = request(world, "tenant", pods, false);
+    let refused = world.enrol(next.clone()).unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    let words = format!("the pods of namespace tenant with more than 8 each have {share} of {share}");
+    assert!(refused.message().contains(&words), "{refused}");
+    let has_entries = |number: usize| {
+        world.status().pods.iter().any(|pod| pod.pod.as_ref().is_some_and(|pod| pod.name == format!("tenant-{number}")))
+    };
+    assert!(!has_entries(pods), "the refused pod is not half enrolled");
+    // An agent that takes over counts what is in the kernel.
+    world.kill_agent();
+    world.start_agent(&[]);
+    assert!(world.enrol(next.clone()).unwrap_err().message().contains(&words));
+    // Pods that have their rules keep them, and may change them.
+    let mut changed = accepted[0].clone();
+    changed.skip_inbound_ports[0].last += 1;
+    assert_eq!(world.enrol(changed).unwrap().generation, 2);
+    world.enrol(request(world, "tenant", pods + 1, true)).unwrap();
+    world.enrol(request(world, "other", pods + 2, false)).unwrap();
+    let Some(first) = accepted.into_iter().next().and_then(|one| one.pod) else { panic!("a pod has a name") };
+    world.withdraw_pod(first);
+    world.enrol(next).unwrap();
 }
 
 /// The key of a connection that does not exist.

@@ -209,6 +209,9 @@ pub const WHOLE_BLOCKS: u16 = u16::MAX;
 /// Blocks of skipped ports on one node. One pod has at most 64 (the agent's rules), most have two.
 pub const MAX_PORT_BLOCKS: u32 = 2 * MAX_PODS;
 
+/// Skipped subnets on one node. One pod has at most 256 (the agent's rules), most have none.
+pub const MAX_SUBNETS: u32 = 16 * MAX_PODS;
+
 /// One block of a pod's skipped ports. Sparse: a block without a skipped port has no entry.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

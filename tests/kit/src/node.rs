@@ -323,7 +323,12 @@ impl Node {
 
     /// Withdraws a pod.
     pub fn withdraw(&self, name: &str) {
-        block_on(self.agent().unwrap().withdraw(Self::pod_ref(name))).unwrap();
+        self.withdraw_pod(Self::pod_ref(name));
+    }
+
+    /// Withdraws a pod of any namespace.
+    pub fn withdraw_pod(&self, pod: PodRef) {
+        block_on(self.agent().unwrap().withdraw(pod)).unwrap();
     }
 
     /// The agent's pods and counters.
