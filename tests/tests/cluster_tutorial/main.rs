@@ -17,6 +17,7 @@ mod kernel;
 mod migration;
 mod under_load;
 mod wire;
+mod without_helm;
 mod workloads;
 mod world;
 
@@ -47,7 +48,7 @@ enum Needs {
 
 type Check = (&'static str, Needs, fn(&mut World));
 
-const CHECKS: [Check; 42] = [
+const CHECKS: [Check; 43] = [
     ("without the CRDs the chart refuses and names them", Needs::Cluster, bad_input::missing_crds),
     ("a chart without its values refuses and names them", Needs::Cluster, bad_input::missing_values),
     (
@@ -118,10 +119,19 @@ const CHECKS: [Check; 42] = [
         component::shows_what_happens,
     ),
     ("addresses of both families are meshed", Needs::Mesh, workloads::dual_stack),
-    ("with three replicas on three nodes an upgrade fails no request", Needs::Mesh, under_load::highly_available),
+    (
+        "with three replicas on three nodes an upgrade and its rollback fail no request",
+        Needs::Mesh,
+        under_load::highly_available,
+    ),
     ("weft check has nothing to say", Needs::Mesh, check_is_content),
     ("the tutorial's end", Needs::Mesh, tutorial_end),
     ("nothing is left", Needs::Removal, nothing_is_left),
+    (
+        "weft installs a mesh, injects pods, and removes all of it without helm",
+        Needs::Removal,
+        without_helm::installs_injects_and_removes,
+    ),
 ];
 
 fn main() -> ExitCode {
@@ -324,6 +334,18 @@ fn nothing_is_left(world: &mut World) {
         let ours: Vec<_> = list.lines().filter(|name| name.contains("linkerd") || name.contains("weft")).collect();
         assert!(ours.is_empty(), "{kind}: {ours:?}");
     }
+    let definitions = world.cluster.kubectl(&["get", "customresourcedefinitions", "-o", "name"]).unwrap();
+    let ours: Vec<_> =
+        definitions.lines().filter(|name| name.contains("linkerd.io") || name.contains("weft.io")).collect();
+    assert!(ours.is_empty(), "{ours:?}");
+    // The namespace's deletion takes its own time; what is in it is not left by it.
+    let leases = world.cluster.until(Duration::from_secs(120), |cluster| {
+        let leases = cluster.kubectl(&["get", "leases", "-A", "-o", "name"])?;
+        let ours = leases.lines().find(|name| name.contains("linkerd") || name.contains("policy-controller"));
+        anyhow::ensure!(ours.is_none(), "{ours:?} is left");
+        Ok(())
+    });
+    leases.unwrap();
     let daemonsets = world.cluster.kubectl(&["get", "daemonsets", "-A", "-o", "name"]).unwrap();
     assert!(!daemonsets.contains("weft-agent"), "{daemonsets}");
     world.assert_kernel_is_clean();

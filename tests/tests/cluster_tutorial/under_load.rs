@@ -138,7 +138,7 @@ pub(super) fn application_rolled_out(world: &mut World) {
     });
 }
 
-/// With `values-ha.yaml`, every component has a replica on each of three nodes, and an upgrade goes around them: a new pod may
+/// With `values-ha.yaml`, every component has a replica on each of three nodes, and an upgrade, and its rollback, go around them: a new pod may
 /// be beside an old one, and two replicas always answer.
 pub(super) fn highly_available(world: &mut World) {
     let nodes = world.cluster.get(&["nodes"]).unwrap()["items"].as_array().map_or(0, Vec::len);
@@ -148,7 +148,14 @@ pub(super) fn highly_available(world: &mut World) {
     }
     under_load(world, |world| {
         world.upgrade_and_wait(&["--values", HIGHLY_AVAILABLE]);
-        world.upgrade_and_wait(&["--set", "controllerLogLevel=debug"]);
+        let release = world.upgrade_and_wait(&["--set", "controllerLogLevel=debug"]);
+        let levels = |level: &str| {
+            let deployments = world.cluster.kubectl(&["-n", MESH, "get", "deploy", "-o", "yaml"]).unwrap();
+            deployments.contains(&format!("--log-level={level}"))
+        };
+        assert!(levels("debug"));
+        world.roll_back_and_wait(&release);
+        assert!(!levels("debug") && levels("info"));
     });
     for component in COMPONENTS {
         let selector = format!("linkerd.io/control-plane-component={component}");

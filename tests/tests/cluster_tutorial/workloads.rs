@@ -26,7 +26,7 @@ const EDGE: &str = "edge";
 const DUAL: &str = "dual";
 const HOST_PORT: u16 = 17_070;
 /// A port that no other application has.
-const PORT: u16 = 7070;
+pub(super) const PORT: u16 = 7070;
 const SERVER: &str = "server.workloads:80";
 /// The identity of pods without an account of their own.
 const IDENTITY: &str = "default.workloads.serviceaccount.identity.linkerd.cluster.local";
@@ -213,7 +213,8 @@ fn job(completions: usize) -> Value {
         "template": {"spec": spec}})
 }
 
-fn server() -> Value {
+/// The container of an application that answers on [`PORT`].
+pub(super) fn server() -> Value {
     json!({"name": "server", "image": "localhost/weft-examples:0.1.0", "command": ["/weft-echo", "--http", PORT.to_string()],
         "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
         "readinessProbe": {"httpGet": {"path": "/healthz", "port": PORT}, "periodSeconds": 1, "timeoutSeconds": 5}})

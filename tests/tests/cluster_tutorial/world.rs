@@ -161,8 +161,20 @@ impl World {
     }
 
     /// The same, and waits until the new pods of every component have taken over.
-    pub(super) fn upgrade_and_wait(&self, settings: &[&str]) {
-        self.upgrade(settings);
+    pub(super) fn upgrade_and_wait(&self, settings: &[&str]) -> String {
+        let release = self.upgrade(settings);
+        self.wait_for_components();
+        release
+    }
+
+    /// Goes back to what the release was before its last upgrade, and waits in the same way.
+    pub(super) fn roll_back_and_wait(&self, release: &str) {
+        let (rolled_back, said) = self.helm(&["rollback", release, "--namespace", MESH]);
+        assert!(rolled_back, "{said}");
+        self.wait_for_components();
+    }
+
+    fn wait_for_components(&self) {
         for component in COMPONENTS {
             self.cluster.rolled_out(MESH, &format!("deploy/linkerd-{component}")).unwrap();
         }
@@ -239,7 +251,7 @@ impl World {
     }
 
     /// Notes what the kernel holds for the agents, where they run on this host.
-    fn remember_agents(&mut self) {
+    pub(super) fn remember_agents(&mut self) {
         let agents = self.cluster.get(&["-n", MESH, "pods", "-l", AGENTS]).unwrap();
         let uids = agents["items"].as_array().unwrap().iter().filter_map(|pod| pod["metadata"]["uid"].as_str());
         self.maps = kernel::maps_of(&uids.collect::<Vec<_>>());

@@ -1,0 +1,110 @@
+//! The mesh of `weft install`, without helm: pods of `weft inject --manual` are in it, except on the ports that its flags
+//! exclude, and `weft uninstall` leaves nothing.
+
+use std::{io::Write as _, time::Duration};
+
+use serde_json::{Value, json};
+use weft_examples::client::Report;
+
+use crate::{
+    nothing_is_left, workloads,
+    world::{COMPONENTS, MESH, World},
+};
+
+/// A namespace without the annotation that meshes it.
+const NAMESPACE: &str = "by-hand";
+/// The identity of its pods.
+const IDENTITY: &str = "default.by-hand.serviceaccount.identity.linkerd.cluster.local";
+const REQUESTS: u32 = 10;
+
+/// The tutorial's mesh is gone, and the cluster is as it was.
+pub(super) fn installs_injects_and_removes(world: &mut World) {
+    world.cluster.kubectl(&["wait", "--for=delete", &format!("namespace/{MESH}"), "--timeout=180s"]).unwrap();
+    let definitions = file_of(&world.weft(&["install", "--crds"]).unwrap());
+    // Client-side, kubectl keeps what it applied in an annotation, for which these are too large.
+    world.cluster.kubectl(&["apply", "--server-side", "-f", definitions.path().to_str().unwrap()]).unwrap();
+    world.cluster.apply(&world.weft(&["install"]).unwrap()).unwrap();
+    for component in COMPONENTS {
+        world.cluster.rolled_out(MESH, &format!("deploy/linkerd-{component}")).unwrap();
+    }
+    world.cluster.rolled_out(MESH, "ds/weft-agent").unwrap();
+
+    world.cluster.kubectl(&["create", "namespace", NAMESPACE]).unwrap();
+    start(world, "server", &[]);
+    start(world, "opaque", &["--opaque-ports", &workloads::PORT.to_string()]);
+    start(world, "client", &[]);
+    start(world, "around", &["--skip-outbound-ports", "80"]);
+    for name in ["server", "opaque", "client", "around"] {
+        world.cluster.rolled_out(NAMESPACE, &format!("deploy/{name}")).unwrap();
+    }
+    let report = requests(world, "client", "server");
+    assert_eq!(report.by_client_id.keys().collect::<Vec<_>>(), [IDENTITY], "{report:?}");
+    // A port that the client's proxy does not get.
+    let report = requests(world, "around", "server");
+    assert!(report.by_client_id.is_empty(), "{report:?}");
+    // Bytes of a port without protocol detection travel by mutual TLS, and no request is counted.
+    let counted = || {
+        let pod = world.cluster.pod(NAMESPACE, "app=client").unwrap();
+        let metrics = world.proxy_metrics(NAMESPACE, &pod);
+        let labels = [("direction", "outbound"), ("peer", "dst"), ("tls", "true")];
+        (metrics.sum("tcp_open_total", &labels), metrics.sum("request_total", &[("direction", "outbound")]))
+    };
+    let (connections, counted_requests) = counted();
+    let report = requests(world, "client", "opaque");
+    assert!(report.by_client_id.is_empty(), "a proxy has read a request: {report:?}");
+    let (more, still) = counted();
+    assert!(more - connections >= f64::from(REQUESTS), "{connections}, then {more}");
+    assert!((still - counted_requests).abs() < f64::EPSILON, "{counted_requests}, then {still}");
+
+    let check = world.weft(&["check", "--proxy", "--namespace", NAMESPACE, "-o", "json"]).unwrap();
+    let check: Value = serde_json::from_str(&check).unwrap();
+    assert_eq!(check["success"], true, "{check:#}");
+    let refused = world.weft(&["uninstall"]).unwrap_err().to_string();
+    assert!(refused.contains("4 pods have a proxy"), "{refused}");
+    world.cluster.kubectl(&["delete", "namespace", NAMESPACE]).unwrap();
+    world.remember_agents();
+    world.cluster.delete(&world.weft(&["uninstall"]).unwrap()).unwrap();
+    nothing_is_left(world);
+}
+
+/// Starts a workload with a proxy that `weft inject --manual` adds, and a Service in front of it.
+fn start(world: &World, name: &str, flags: &[&str]) {
+    let labels = json!({"app": name});
+    let mut container = workloads::server();
+    if ["client", "around"].contains(&name) {
+        container = json!({"name": "client", "image": container["image"], "command": ["/weft-client", "wait"]});
+    }
+    let metadata = json!({"name": name, "namespace": NAMESPACE});
+    let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata,
+        "spec": {"selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}}}});
+    let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata,
+        "spec": {"selector": labels, "ports": [{"name": "http", "port": 80, "targetPort": workloads::PORT}]}});
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": [service, deployment]});
+    let manifest = file_of(&list.to_string());
+    let inject = [&["inject", "--manual", manifest.path().to_str().unwrap()], flags].concat();
+    let injected = world.weft(&inject).unwrap();
+    assert!(injected.contains("linkerd-proxy"), "no proxy was added: {injected}");
+    world.cluster.apply(&injected).unwrap();
+}
+
+/// Requests of a pod, each on its own connection.
+fn requests(world: &World, from: &str, to: &str) -> Report {
+    let pod = world.cluster.pod(NAMESPACE, &format!("app={from}")).unwrap();
+    let target = format!("{to}.{NAMESPACE}:80");
+    let count = REQUESTS.to_string();
+    let arguments = ["http1", "--target", &target, "--count", &count, "--fresh"];
+    // A rollout is done before every node's Services lead to its pods.
+    let answered = world.cluster.until(Duration::from_secs(60), |cluster| {
+        let report = cluster.client(NAMESPACE, &pod, &arguments)?;
+        anyhow::ensure!(report.failures == 0, "{report:?}");
+        Ok(report)
+    });
+    answered.unwrap()
+}
+
+fn file_of(text: &str) -> tempfile::NamedTempFile {
+    let mut file = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    file
+}
