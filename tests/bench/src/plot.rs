@@ -1,7 +1,7 @@
 //! Pictures of what the benches measured, drawn from their own JSON.
 //!
 //! ```text
-//! docs/benchmarks/proxy.json, control-plane.json, scale-*.json ──> docs/benchmarks/*.svg
+//! docs/benchmarks/interception.json, proxy.json, control-plane.json, scale-*.json ──> docs/benchmarks/*.svg
 //! ```
 //!
 //! A picture is drawn if its data are there. The data are what the benches print with `--json`. Pictures have no
@@ -18,13 +18,15 @@ use anyhow::Context as _;
 use chart::{Bars, Lines};
 use serde_json::Value;
 
+use crate::result::median;
+
 /// Options of `weft-bench plot`.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:
   weft-bench plot
   weft-bench proxy --json | tail -n 1 > docs/benchmarks/proxy.json && weft-bench plot")]
 pub struct Args {
-    /// Directory of the data: proxy.json, control-plane.json, scale-*.json
+    /// Directory of the data: interception.json, proxy.json, control-plane.json, scale-*.json
     #[arg(long, value_name = "DIR", default_value = "docs/benchmarks")]
     pub data: PathBuf,
     /// Directory of the pictures [default: that of the data]
@@ -32,6 +34,8 @@ pub struct Args {
     pub output: Option<PathBuf>,
 }
 
+/// Ways of a connection in the picture of the interception, in the order of their colours.
+const WAYS: [&str; 4] = ["direct", "iptables", "ebpf", "unmeshed"];
 /// Contenders in pictures of the proxy, in the order of their colours.
 const CONTENDERS: [&str; 4] = ["weft", "haproxy-http1", "haproxy-http2", "haproxy-tcp"];
 /// Rows whose CPU counts for a request.
@@ -81,6 +85,9 @@ pub fn run(args: &Args) -> anyhow::Result<Vec<PathBuf>> {
 /// A file cannot be read, or is not what a bench printed.
 pub fn draw(data: &Path) -> anyhow::Result<Vec<Picture>> {
     let mut pictures = Vec::new();
+    if let Some(interception) = read(&data.join("interception.json"))? {
+        pictures.extend(connect(&interception)?);
+    }
     if let Some(proxy) = read(&data.join("proxy.json"))? {
         pictures.extend(of_proxy(&proxy)?);
     }
@@ -106,6 +113,23 @@ fn read(path: &Path) -> anyhow::Result<Option<Value>> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
     }
+}
+
+/// What each way adds to `connect`.
+fn connect(report: &Value) -> anyhow::Result<Option<Picture>> {
+    let Some(turns) = report.pointer("/hooks/turns") else { return Ok(None) };
+    let groups =
+        [("from the pod", "/outbound/connect/p50"), ("to the pod", "/inbound/connect/p50")].map(|(name, path)| {
+            let of_way = |way: &str| {
+                let turns = turns[way].as_array()?;
+                let nanoseconds: Option<Vec<f64>> = turns.iter().map(|turn| turn.pointer(path)?.as_f64()).collect();
+                nanoseconds.filter(|all| !all.is_empty()).map(|all| median(all) / 1000.0)
+            };
+            (name.to_owned(), WAYS.map(of_way).to_vec())
+        });
+    let title = "Median of connect, microseconds, without a proxy's own time".to_owned();
+    let bars = Bars { title, series: WAYS.map(str::to_owned).to_vec(), groups: groups.into() };
+    Ok(Some(Picture { name: "interception-connect.svg", svg: bars.draw()? }))
 }
 
 fn of_proxy(report: &Value) -> anyhow::Result<Vec<Picture>> {
@@ -222,6 +246,19 @@ mod tests {
         let svg = &pictures[0].svg;
         assert!(svg.contains("http1-64") && svg.contains("weft") && svg.contains("haproxy-http2"), "{svg}");
         assert!(!svg.contains("bulk") && !svg.contains("haproxy-tcp"), "{svg}");
+    }
+
+    #[test]
+    fn each_way_of_a_connection_is_a_bar() {
+        let turn = |outbound: f64| {
+            let connect = |p50: f64| json!({"connect": {"p50": p50}});
+            json!({"outbound": connect(outbound), "inbound": connect(17_000.0)})
+        };
+        let ways = json!({"direct": [turn(13_000.0)], "ebpf": [turn(14_000.0), turn(16_000.0)], "unmeshed": []});
+        let svg = connect(&json!({"hooks": {"turns": ways}})).unwrap().unwrap().svg;
+        assert!(svg.contains("from the pod") && svg.contains("direct") && svg.contains("ebpf"), "{svg}");
+        assert!(!svg.contains("iptables") && !svg.contains("unmeshed"), "a way that was not measured: {svg}");
+        assert!(connect(&json!({"hooks": null})).unwrap().is_none());
     }
 
     #[test]
