@@ -53,7 +53,7 @@ const OTHERS: [Row; 5] = [
     ("cj", "batch", "CronJob", "cronjobs"),
     ("rc", "", "ReplicationController", "replicationcontrollers"),
 ];
-/// The commands about metrics: a name alone is none there.
+/// The commands about metrics. They do not take a name without its kind.
 const METRICS: [&str; 7] = ["stat", "stat-inbound", "stat-outbound", "edges", "routes", "top", "tap"];
 
 const NAMESPACES: Row = ("", "", "Namespace", "namespaces");

@@ -30,8 +30,8 @@ use super::{Applied, Cluster, Event, Index, PendingStatuses};
 const QUESTIONS: usize = 1024;
 /// How long questions are answered before the next look at updates.
 const ANSWERING: Duration = Duration::from_millis(5);
-/// How long nobody may be answered while somebody waits. Clients then try again, at another replica if there is one. As
-/// long as others are answered, who waits stays in line: a client that asked again would make the line longer.
+/// How long a waiting client accepts that no client is answered. Then it tries again, at another replica if there is one.
+/// While others are answered it keeps waiting: asking again would make the queue longer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The index, shared by the gRPC services. The thread ends with the last handle. Every stream has one, so it is one pointer.

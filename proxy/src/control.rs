@@ -145,8 +145,8 @@ impl ControlClient {
         Ok(Messages { stream, silence: initial, idle, end })
     }
 
-    /// Waits before a failed request is repeated: for the next pause, or until the service has other replicas, which have
-    /// failed nobody.
+    /// Waits before a failed request is repeated: for the next pause, or until the service has other replicas, which may
+    /// answer.
     pub(crate) async fn pause(&self, backoff: &mut Backoff) {
         let replicas = &self.inner.replicas;
         let set = replicas.known();

@@ -33,8 +33,8 @@ impl Workspace {
         Ok(Self { target: PathBuf::from(target), root, metadata })
     }
 
-    /// The directories of this machine whose files are compiled, and what programs name instead. Of directories within each other the
-    /// last one counts.
+    /// Directories whose files are compiled into programs, each with the name that programs show in its place. If one directory
+    /// is inside another, the inner one comes last, and the compiler uses its name.
     ///
     /// # Errors
     /// When nothing says where cargo keeps the sources of dependencies.

@@ -173,7 +173,7 @@ impl Mesh {
     /// The pod with this name.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no such pod.
     pub async fn pod(&self, namespace: &str, name: &str) -> anyhow::Result<Pod> {
         let pods = self.pods().await?;
         let found = pods.into_iter().find(|pod| pod.namespace == namespace && pod.name == name);
@@ -183,7 +183,7 @@ impl Mesh {
     /// The name of the first pod of an app: the pod itself, or the first replica of a Deployment.
     ///
     /// # Errors
-    /// There is none.
+    /// The app has no pod.
     pub async fn pod_of(&self, namespace: &str, app: &str) -> anyhow::Result<String> {
         let replica = format!("{app}-");
         let pods = self.pods().await?.into_iter().filter(|pod| pod.namespace == namespace);
@@ -241,7 +241,7 @@ impl Mesh {
     /// A connection to the agent that runs now.
     ///
     /// # Errors
-    /// There is none.
+    /// No agent answers.
     pub async fn agent(&self) -> anyhow::Result<Agent> {
         let socket = self.state()?.agent_socket.context("this sandbox has no agent")?;
         Agent::connect(&socket).await.with_context(|| format!("connect to the agent at {}", socket.display()))
@@ -250,7 +250,7 @@ impl Mesh {
     /// Kills the agent with SIGKILL and returns its process id.
     ///
     /// # Errors
-    /// There is none, or it cannot be killed.
+    /// No agent answers, or it cannot be killed.
     pub async fn kill_agent(&self) -> anyhow::Result<u32> {
         let pid = self.state()?.agent_pid.context("no agent runs")?;
         let target = nix::unistd::Pid::from_raw(i32::try_from(pid)?);
@@ -261,7 +261,7 @@ impl Mesh {
     /// The process of an agent that is not `old` and answers, with every meshed pod in both directions.
     ///
     /// # Errors
-    /// There is none yet.
+    /// There is no such process yet.
     pub async fn agent_after(&self, old: u32) -> anyhow::Result<u32> {
         let pid = self.state()?.agent_pid.filter(|pid| *pid != old).context("no new agent runs")?;
         let status = self.agent().await?.status().await?;

@@ -155,7 +155,7 @@ impl Target {
         let resource = resource.ok_or_else(|| invalid("is missing".to_owned()))?;
         let kind = Kind::read(&resource.kind).ok_or_else(|| {
             invalid(format!(
-                "{:?} is none of namespace, pod, workload, service, authority, {}",
+                "{:?} is not one of namespace, pod, workload, service, authority, {}",
                 resource.kind,
                 OWNERS.join(", ")
             ))

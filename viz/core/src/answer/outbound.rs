@@ -72,7 +72,7 @@ pub(crate) fn outbound(
     StatOutboundResponse { rows, coverage: Some(coverage) }
 }
 
-/// `shop/web:80` of a Service, the host name or the name of a parent that is none.
+/// `shop/web:80` of a Service, or the host name or name of another kind of parent.
 fn service(series: &Series) -> String {
     let (namespace, name, port) =
         (series.label(Name::ParentNamespace), series.label(Name::ParentName), series.label(Name::ParentPort));

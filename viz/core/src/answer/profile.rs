@@ -91,7 +91,7 @@ fn service(host: &str) -> String {
     host.split_once(".svc.").map_or(host, |(service, _)| service).to_owned()
 }
 
-/// The Service of a profile; an authority that is none.
+/// The Service that a profile describes, or its authority if that is not a Service's name.
 fn destination(host: &str) -> Key {
     match service(host).split_once('.') {
         Some((name, namespace)) if host.contains(".svc.") => Key::new(namespace, "service", name),

@@ -144,7 +144,7 @@ fn a_change_over_serves_the_new_certificate_only_when_it_is_trusted() {
     assert!(fixture.step(due + SETTLE).0.is_empty());
 }
 
-/// A certificate from the future is of use to nobody, and the wait for API servers must not last until then.
+/// Clients refuse a certificate that is not valid yet, and the wait for API servers must not last until it is.
 #[test]
 fn a_certificate_made_while_the_clock_was_ahead_is_replaced_when_it_is_right_again() {
     let ahead = HOUR * 24;
