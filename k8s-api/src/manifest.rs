@@ -121,6 +121,16 @@ impl fmt::Display for ManifestError {
     }
 }
 
+impl fmt::Display for Ignored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}", self.file.display(), self.line, self.kind)?;
+        if let Some(name) = &self.name {
+            write!(f, " {name}")?;
+        }
+        write!(f, ": Weft does not use this kind ({}); ignored", self.api_version)
+    }
+}
+
 /// Whether a file's name marks it as a manifest: `*.yaml`, `*.yml` or `*.json`, and not hidden.
 pub fn is_manifest(path: &Path) -> bool {
     let hidden = path.file_name().and_then(|name| name.to_str()).is_none_or(|name| name.starts_with('.'));

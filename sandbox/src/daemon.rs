@@ -188,6 +188,7 @@ async fn serve(
         good: HashMap::new(),
         desired: Desired::default(),
         errors: Vec::new(),
+        ignored: Vec::new(),
         virtual_services: Vec::new(),
         events_tx,
         report,
@@ -213,6 +214,8 @@ struct Daemon<R> {
     good: HashMap<ObjectRef, Object>,
     desired: Desired,
     errors: Vec<String>,
+    /// Objects of kinds that are not used, one line each.
+    ignored: Vec<String>,
     virtual_services: Vec<services::VirtualService>,
     events_tx: mpsc::UnboundedSender<(u32, PodEvent)>,
     report: R,
@@ -287,6 +290,7 @@ impl<R: FnMut(&State)> Daemon<R> {
     fn read_manifests(&mut self) -> Result<(), DaemonError> {
         let manifests = load(&self.shared.config.manifests)?;
         self.errors = manifests.errors.iter().map(ToString::to_string).collect();
+        self.ignored = manifests.ignored.iter().map(ToString::to_string).collect();
         for ignored in &manifests.ignored {
             tracing::warn!(file = %ignored.file.display(), line = ignored.line, kind = %ignored.kind, "the sandbox does not use this kind");
         }
@@ -406,6 +410,7 @@ impl<R: FnMut(&State)> Daemon<R> {
             pods,
             services: self.desired.services.iter().map(|service| service_state(service, slices)).collect(),
             manifest_errors: self.errors.clone(),
+            ignored_manifests: self.ignored.clone(),
         }
     }
 }

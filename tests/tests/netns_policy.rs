@@ -2,10 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::time::Duration;
+use std::{process::Command, time::Duration};
 
 use weft_examples::client::Report;
 use weft_test_kit::{
+    binaries,
     manifests::Manifests,
     mesh::{Mesh, Options, unique_name},
     wait::eventually,
@@ -41,6 +42,13 @@ async fn eventually_denied(mesh: &Mesh, namespace: &str, app: &str, target: &str
     .await;
 }
 
+fn ps(mesh: &Mesh, format: &str) -> String {
+    let mut weft = Command::new(binaries::directory().unwrap().join("weft"));
+    let output = weft.args(["sandbox", "ps", "--name", mesh.name(), "-o", format]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn policy_follows_an_edit_from_allow_to_deny_and_back() {
     let mesh = start("t-policy").await;
@@ -66,6 +74,8 @@ async fn a_malformed_manifest_is_named_and_the_rest_goes_on() {
             "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: broken\n  namespace: shop\nspec:\n  replicas: two\n",
         )
         .unwrap();
+    let job = "apiVersion: batch/v1\nkind: CronJob\nmetadata: {name: nightly, namespace: shop}\n";
+    mesh.manifests().write("job.yaml", job).unwrap();
     // Another file that is written after the broken one still takes effect.
     mesh.manifests().edit("payments.yaml", "name: client\n", "name: stranger\n").unwrap();
     eventually_allowed(&mesh, "shop", "stranger", PAYMENTS).await;
@@ -80,6 +90,14 @@ async fn a_malformed_manifest_is_named_and_the_rest_goes_on() {
     .await;
     assert!(complaint.contains("line 7") || complaint.contains(":7"), "no line: {complaint}");
     assert!(complaint.contains("expected") || complaint.contains("i32"), "no expectation: {complaint}");
+
+    // What does not run is shown with its file and object, also to a person who did not see the log.
+    let table = ps(&mesh, "table");
+    let line = |of: &str| table.lines().find(|line| line.contains(of)).unwrap_or_else(|| panic!("no {of}: {table}"));
+    assert!(line("broken.yaml").starts_with("manifest ") && line("broken.yaml").contains("Deployment shop/broken"));
+    assert!(line("job.yaml").starts_with("ignored ") && line("job.yaml").contains("CronJob nightly"));
+    let state: serde_json::Value = serde_json::from_str(&ps(&mesh, "json")).unwrap();
+    assert!(state["ignored_manifests"][0].as_str().unwrap().contains("job.yaml:1: CronJob nightly"), "{state}");
 
     mesh.manifests().remove("broken.yaml").unwrap();
     mesh.manifests().edit("payments.yaml", "name: stranger\n", "name: client\n").unwrap();

@@ -17,10 +17,23 @@ pub(super) fn ps(args: &PsArgs) -> Result<()> {
         return output::json(&state);
     }
     output::print(&pods(&state.pods))?;
-    for error in &state.manifest_errors {
-        output::line(&format!("\nmanifest error: {error}"))?;
+    if let Some(faults) = faults_below(&state) {
+        output::line(&faults)?;
     }
     Ok(())
+}
+
+/// What in the manifests does not run, a line each: errors, then objects of kinds that are not used.
+pub(super) fn faults(state: &State) -> Vec<String> {
+    let errors = state.manifest_errors.iter().map(|error| format!("manifest {error}"));
+    let ignored = state.ignored_manifests.iter().map(|ignored| format!("ignored  {ignored}"));
+    errors.chain(ignored).collect()
+}
+
+/// [`faults`] as a paragraph of its own, if there are any.
+pub(super) fn faults_below(state: &State) -> Option<String> {
+    let faults = faults(state);
+    (!faults.is_empty()).then(|| format!("\n{}", faults.join("\n")))
 }
 
 pub(super) fn list(args: &ListArgs) -> Result<()> {
@@ -135,6 +148,7 @@ mod tests {
             pods,
             services: Vec::new(),
             manifest_errors: Vec::new(),
+            ignored_manifests: Vec::new(),
         }
     }
 
@@ -165,6 +179,23 @@ mod tests {
         let lines: Vec<&str> = rows.lines().collect();
         assert!(lines[1].ends_with("10.244.0.10  running"), "{rows}");
         assert!(lines[2].ends_with("10.244.0.10  waiting for its sidecar"), "{rows}");
+    }
+
+    #[test]
+    fn what_does_not_run_is_below_the_tables_and_in_json() {
+        let mut state = state("default", vec![pod(true, "")]);
+        assert_eq!(faults_below(&state), None);
+        state.ignored_manifests.push("b.yaml:1: CronJob j: Weft does not use this kind".to_owned());
+        state.manifest_errors.push("a.yaml:3: Deployment shop/web: spec.replicas: expected a number".to_owned());
+        let expected = "\nmanifest a.yaml:3: Deployment shop/web: spec.replicas: expected a number\n\
+                        ignored  b.yaml:1: CronJob j: Weft does not use this kind";
+        assert_eq!(faults_below(&state).as_deref(), Some(expected));
+        let json = serde_json::to_value(&state).unwrap();
+        assert_eq!(json["ignored_manifests"][0], state.ignored_manifests[0].as_str());
+        assert_eq!(json["manifest_errors"][0], state.manifest_errors[0].as_str());
+        let mut of_an_older_daemon = json;
+        of_an_older_daemon.as_object_mut().unwrap().remove("ignored_manifests");
+        assert!(serde_json::from_value::<State>(of_an_older_daemon).unwrap().ignored_manifests.is_empty());
     }
 
     #[test]

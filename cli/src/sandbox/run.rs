@@ -83,13 +83,24 @@ async fn detached(config: &Config, format: Format) -> Result<ExitCode> {
         }
         Some(Ok(state)) => {
             print_ready(&state, format)?;
+            // The daemon's log has them too, but nobody looks at it while everything seems fine.
+            if format == Format::Table
+                && let Some(faults) = ps::faults_below(&state)
+            {
+                output::line(&faults)?;
+            }
             Ok(ExitCode::SUCCESS)
         }
-        Some(Err(error @ ClientError::NotReady { .. })) => Err(anyhow!(
-            "{error}; it goes on running: see `weft sandbox ps --name {name}` and {}, or stop it with \
-             `weft sandbox stop --name {name}`",
-            config.layout().daemon_log().display()
-        )),
+        Some(Err(error @ ClientError::NotReady { .. })) => {
+            if let Ok(state) = sandbox.state() {
+                ps::faults(&state).iter().for_each(|fault| output::note(fault));
+            }
+            Err(anyhow!(
+                "{error}; it goes on running: see `weft sandbox ps --name {name}` and {}, or stop it with \
+                 `weft sandbox stop --name {name}`",
+                config.layout().daemon_log().display()
+            ))
+        }
         Some(Err(error)) => Err(error.into()),
     }
 }
@@ -127,14 +138,15 @@ struct Progress {
     format: Format,
     /// The last line about each pod.
     pods: BTreeMap<String, String>,
-    manifest_errors: Vec<String>,
+    /// Errors in manifests and ignored objects.
+    faults: Vec<String>,
     introduced: bool,
     ready: bool,
 }
 
 impl Progress {
     fn new(format: Format) -> Self {
-        Self { format, pods: BTreeMap::new(), manifest_errors: Vec::new(), introduced: false, ready: false }
+        Self { format, pods: BTreeMap::new(), faults: Vec::new(), introduced: false, ready: false }
     }
 
     fn show(&mut self, state: &State) {
@@ -162,15 +174,12 @@ impl Progress {
         say(print_ready(state, self.format));
     }
 
-    /// A line for every pod whose readiness changed since the last call, and for every new error in a manifest.
+    /// A line for every pod whose readiness changed since the last call, and for every new fault of a manifest.
     fn changes(&mut self, state: &State) -> Vec<String> {
         let mut lines = Vec::new();
-        for error in &state.manifest_errors {
-            if !self.manifest_errors.contains(error) {
-                lines.push(format!("manifest {error}"));
-            }
-        }
-        self.manifest_errors.clone_from(&state.manifest_errors);
+        let faults = ps::faults(state);
+        lines.extend(faults.iter().filter(|fault| !self.faults.contains(*fault)).cloned());
+        self.faults = faults;
         let mut now = BTreeMap::new();
         for pod in &state.pods {
             now.insert(format!("{}/{}", pod.namespace, pod.name), describe(pod));
@@ -245,6 +254,7 @@ mod tests {
             }],
             services: Vec::new(),
             manifest_errors: Vec::new(),
+            ignored_manifests: Vec::new(),
         }
     }
 
@@ -282,5 +292,7 @@ mod tests {
         assert!(progress.changes(&broken).is_empty());
         assert!(progress.changes(&state(false, "")).is_empty());
         assert_eq!(progress.changes(&broken).len(), 1);
+        broken.ignored_manifests.push("b.yaml:1: CronJob j".to_owned());
+        assert_eq!(progress.changes(&broken), ["ignored  b.yaml:1: CronJob j"]);
     }
 }

@@ -98,6 +98,10 @@ fn unknown_kinds_are_ignored_by_name() {
     let ignored = &read.ignored[0];
     assert_eq!((ignored.kind.as_str(), ignored.api_version.as_str(), ignored.line), ("CronJob", "batch/v1", 3));
     assert_eq!(ignored.name.as_deref(), Some("j"));
+    assert!(
+        ignored.to_string().ends_with(":3: CronJob j: Weft does not use this kind (batch/v1); ignored"),
+        "{ignored}"
+    );
 }
 
 #[test]
