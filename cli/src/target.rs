@@ -4,7 +4,11 @@
 //! A target that is named on the command line is used. Otherwise it is the sandbox `default` if it runs, else the
 //! cluster of the current kubeconfig.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    ffi::OsStr,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -83,7 +87,8 @@ impl MeshArgs {
         }
         match default_sandbox() {
             Ok(state) => {
-                if std::env::var_os("KUBECONFIG").is_some() {
+                let (kubeconfig, home) = (std::env::var_os("KUBECONFIG"), std::env::var_os("HOME"));
+                if knows_a_cluster(kubeconfig.as_deref(), home.as_deref().map(Path::new)) {
                     note(&format!(
                         "this is the sandbox `{DEFAULT_NAME}`; for the cluster use --kubeconfig or --context"
                     ));
@@ -95,6 +100,14 @@ impl MeshArgs {
                 Err(no_cluster) => bail!("{}{more}", nowhere(&no_sandbox, &no_cluster)),
             },
         }
+    }
+}
+
+/// Whether a person may have expected a cluster: one is configured where kubectl looks for it.
+fn knows_a_cluster(kubeconfig: Option<&OsStr>, home: Option<&Path>) -> bool {
+    match kubeconfig {
+        Some(files) if !files.is_empty() => true,
+        _ => home.is_some_and(|home| home.join(".kube/config").is_file()),
     }
 }
 
@@ -140,6 +153,16 @@ mod tests {
     #[test]
     fn the_control_planes_namespace_chooses_no_cluster() {
         assert!(!parse(&["-L", "mesh"]).unwrap().mesh.cluster.is_chosen());
+    }
+
+    #[test]
+    fn a_cluster_is_expected_where_kubectl_would_find_one() {
+        let home = tempfile::tempdir().unwrap();
+        assert!(!knows_a_cluster(None, Some(home.path())) && !knows_a_cluster(None, None));
+        assert!(knows_a_cluster(Some(OsStr::new("/etc/kubeconfig")), Some(home.path())));
+        std::fs::create_dir(home.path().join(".kube")).unwrap();
+        std::fs::write(home.path().join(".kube/config"), "").unwrap();
+        assert!(knows_a_cluster(None, Some(home.path())) && knows_a_cluster(Some(OsStr::new("")), Some(home.path())));
     }
 
     #[tokio::test]
