@@ -10,7 +10,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Result, anyhow, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use futures::try_join;
 use k8s_openapi::{NamespaceResourceScope, api::core::v1::Pod, apimachinery::pkg::util::intstr::IntOrString};
 use kube::{
@@ -22,7 +22,7 @@ use weft_k8s_api::policy::{AuthorizationPolicy, Server, ServerAuthorization, Tar
 
 use crate::{
     cluster::{ANSWER, Cluster, ClusterArgs, explain},
-    output::{self, note, or_nothing, table},
+    output::{self, WideFormat, note, or_nothing, progress, table},
     resource::{self, Resource, Selection},
 };
 
@@ -51,21 +51,11 @@ pub(crate) struct AuthzArgs {
     /// Namespace of the resource [default: the context's]
     #[arg(short, long)]
     namespace: Option<String>,
-    /// Output format
-    #[arg(short, long, value_enum, default_value = "table")]
-    output: Format,
+    /// Output format: wide adds the requirements for clients
+    #[arg(short, long, value_enum, default_value_t)]
+    output: WideFormat,
     #[command(flatten)]
     cluster: ClusterArgs,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
-    /// Routes, Servers and authorizations
-    Table,
-    /// Also the requirements for clients
-    Wide,
-    /// For programs
-    Json,
 }
 
 /// An authorization that applies. The first four fields are Linkerd's columns.
@@ -108,15 +98,16 @@ pub(crate) async fn execute(args: AuthzArgs) -> Result<()> {
     if pods.is_empty() {
         bail!("{} has no pods in namespace {namespace}: policy selects pods", args.resource.join("/"));
     }
-    let rows = rows(&pods, &Policy::read(&cluster, namespace).await?);
-    match args.output {
-        Format::Json => output::json(&rows),
+    let policy = progress::during("policy", Policy::read(&cluster, namespace)).await?;
+    let rows = rows(&pods, &policy);
+    match (args.output.data(), args.output) {
+        (Some(data), _) => data.print(&rows),
         _ if rows.is_empty() => {
             note("no authorization applies: no Server selects its pods, or nothing authorizes clients of it");
             Ok(())
         }
-        Format::Table => Ok(output::print(&narrow(&rows))?),
-        Format::Wide => Ok(output::print(&wide(&rows))?),
+        (None, WideFormat::Wide) => Ok(output::print(&wide(&rows))?),
+        (None, _) => Ok(output::print(&narrow(&rows))?),
     }
 }
 

@@ -30,10 +30,16 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use tokio::time::Instant;
 
-use crate::cluster::ClusterArgs;
+use crate::{
+    cluster::ClusterArgs,
+    output::{
+        Data,
+        progress::{self, Progress},
+    },
+};
 use facts::Mode;
 use outcome::Outcome;
-use view::{Progress, Report};
+use view::Report;
 
 pub(crate) use kubernetes::{is_too_old, our_crds};
 
@@ -63,7 +69,7 @@ pub(crate) struct CheckArgs {
     /// How long to wait for conditions that may still become true
     #[arg(long, value_name = "TIME", default_value = "300s", value_parser = crate::output::duration)]
     wait: Duration,
-    /// Output format: json is Linkerd's, {success, categories}
+    /// Output format: json and yaml are Linkerd's, {success, categories}
     #[arg(short, long, value_enum, default_value = "table")]
     output: Format,
     #[command(flatten)]
@@ -80,7 +86,7 @@ pub(crate) struct VizCheckArgs {
     /// How long to wait for conditions that may still become true
     #[arg(long, value_name = "TIME", default_value = "300s", value_parser = crate::output::duration)]
     wait: Duration,
-    /// Output format: json is Linkerd's, {success, categories}
+    /// Output format: json and yaml are Linkerd's, {success, categories}
     #[arg(short, long, value_enum, default_value = "table")]
     output: Format,
     #[command(flatten)]
@@ -95,6 +101,8 @@ pub(crate) enum Format {
     Short,
     /// For programs
     Json,
+    /// For programs, and people who read all of it
+    Yaml,
 }
 
 pub(crate) async fn execute(args: CheckArgs) -> Result<ExitCode> {
@@ -118,16 +126,18 @@ async fn run(args: CheckArgs, mode: Mode) -> Result<ExitCode> {
     let give_up = Instant::now() + args.wait;
     let mut progress = Progress::new();
     let mut report = match args.output {
-        Format::Json => None,
-        Format::Table => Some(Report::new(false)),
-        Format::Short => Some(Report::new(true)),
+        Format::Json => Err(Data::Json),
+        Format::Yaml => Err(Data::Yaml),
+        Format::Table => Ok(Report::new(false)),
+        Format::Short => Ok(Report::new(true)),
     };
+    let gather = || gather::gather(&args.cluster, mode, args.namespace.as_deref());
+    let mut facts = progress::during("the cluster's answers", gather()).await;
     let outcome = loop {
-        let facts = gather::gather(&args.cluster, mode, args.namespace.as_deref()).await;
         let outcome = Outcome::of(catalogue::CATEGORIES, &facts);
         match outcome.waits_for() {
             Some(check) if Instant::now() + AGAIN < give_up => {
-                if let Some(report) = &mut report {
+                if let Ok(report) = &mut report {
                     progress.clear();
                     report.print_settled(&outcome)?;
                 }
@@ -136,11 +146,12 @@ async fn run(args: CheckArgs, mode: Mode) -> Result<ExitCode> {
             _ => break outcome,
         }
         tokio::time::sleep(AGAIN).await;
+        facts = gather().await;
     };
     progress.clear();
     match &mut report {
-        None => crate::output::json(&outcome)?,
-        Some(report) => report.print_rest(&outcome)?,
+        Err(data) => data.print(&outcome)?,
+        Ok(report) => report.print_rest(&outcome)?,
     }
     Ok(if outcome.success { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

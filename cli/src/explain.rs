@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::{Api, ResourceExt as _, api::ListParams};
 use serde::{Deserialize, Serialize};
 use tonic::transport::Channel;
+use weft_k8s_api::printable;
 use weft_proto::agent::{Direction, ExplainRequest, ExplainResponse, PodRef, PodState, trace_client::TraceClient};
 use weft_sandbox::state::State;
 
@@ -19,7 +20,7 @@ use crate::{
     agent,
     cluster::{ANSWER, Cluster, within},
     mesh::list,
-    output::{self, Format},
+    output::{self, Format, Tone, colour, progress},
     resource::{Resource, Selection},
     target::{Target, TargetArgs},
 };
@@ -102,21 +103,22 @@ struct Explanation<'a> {
 pub(crate) async fn execute(args: ExplainArgs) -> Result<()> {
     // Wrong words are reported before anything is asked.
     args.wanted()?;
-    let asked = args.ask(args.target.target().await?).await?;
-    match args.output {
-        Format::Json => {
+    let asked = async { args.ask(args.target.target().await?).await };
+    let asked = progress::during("the agent of the pod's node, and the control plane", asked).await?;
+    match args.output.data() {
+        Some(data) => {
             if let Some(Err(error)) = &asked.endpoints {
                 output::note(&format!("the endpoints are not known: {error:#}"));
             }
-            output::json(&asked.explanation())
+            data.print(&asked.explanation())
         }
-        Format::Table => {
-            let mut text = text(&asked.request, &asked.pod, &asked.response);
-            for line in asked.endpoints.iter().flat_map(endpoints::lines) {
+        None => {
+            let mut text = text(&asked.request, &asked.pod, &asked.response, colour::on_stdout());
+            for (tone, line) in asked.endpoints.iter().flat_map(endpoints::lines) {
                 text.push('\n');
-                text.push_str(&line);
+                text.push_str(&colour::paint(tone, &line));
             }
-            Ok(output::line(&text)?)
+            Ok(output::styled(&text)?)
         }
     }
 }
@@ -377,23 +379,26 @@ fn explanation<'a>(
     }
 }
 
-fn text(request: &ExplainRequest, pod: &PodRef, response: &ExplainResponse) -> String {
+/// The explanation for people, escaped.
+fn text(request: &ExplainRequest, pod: &PodRef, response: &ExplainResponse, colours: bool) -> String {
     let name = format!("{}/{}", pod.namespace, pod.name);
     let inbound = request.direction() == Direction::Inbound;
+    let verdict = colour::paint_if(colours, colour::verdict(&response.verdict), &response.verdict);
     let arrives = match response.new_destination.as_str() {
-        "" => "refused",
-        new => new,
+        "" => colour::paint_if(colours, Tone::Bad, "refused"),
+        new => printable::line(new).into_owned(),
     };
-    let mut lines = vec![if inbound {
+    let ends = if inbound {
         let client = if request.source.is_empty() { "anybody" } else { &request.source };
         let end = request.destination.replacen("0.0.0.0:", "port ", 1);
-        format!("{client} to {end} of {name}: {} -> {arrives}", response.verdict)
+        format!("{client} to {end} of {name}")
     } else {
-        format!("{name} to {}: {} -> {arrives}", request.destination, response.verdict)
-    }];
-    lines.push(format!("because  {}", response.reason));
+        format!("{name} to {}", request.destination)
+    };
+    let mut lines = vec![format!("{}: {verdict} -> {arrives}", printable::line(&ends))];
+    lines.push(format!("because  {}", printable::lines(&response.reason)));
     if !response.change.is_empty() {
-        lines.push(format!("change   {}", response.change));
+        lines.push(format!("change   {}", printable::lines(&response.change)));
     }
     if let Some(known) = &response.pod_status {
         let state = match known.state() {
@@ -404,7 +409,8 @@ fn text(request: &ExplainRequest, pod: &PodRef, response: &ExplainResponse) -> S
             PodState::Unspecified => "unknown",
         };
         let reason = if known.reason.is_empty() { String::new() } else { format!(" ({})", known.reason) };
-        lines.push(format!("pod      {state}{reason}, rules {}, netns {}", known.generation, known.netns_cookie));
+        let pod = format!("pod      {state}{reason}, rules {}, netns {}", known.generation, known.netns_cookie);
+        lines.push(printable::lines(&pod).into_owned());
     }
     lines.join("\n")
 }
@@ -482,7 +488,7 @@ mod tests {
             ..ExplainResponse::default()
         };
         assert_eq!(
-            text(&request, &pod, &response),
+            text(&request, &pod, &response, false),
             "anybody to port 8080 of shop/web-0: deny_no_listener -> refused\nbecause  nobody listens\nchange   start it"
         );
         let object = serde_json::to_value(explanation(&request, &pod, &response, None)).unwrap();

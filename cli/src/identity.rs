@@ -19,7 +19,7 @@ use pem::{EncodeConfig, LineEnding, Pem};
 use rustls::pki_types::{CertificateDer, ServerName};
 use serde::Serialize;
 use tokio_rustls::TlsConnector;
-use weft_k8s_api::labels;
+use weft_k8s_api::{labels, printable};
 use weft_sandbox::{client::Sandbox, state::State};
 use weft_tls::{
     anchors::TrustAnchors,
@@ -30,7 +30,11 @@ use weft_tls::{
 use crate::{
     cluster::{ANSWER, Cluster, within},
     mesh::pods,
-    output,
+    output::{
+        self, Data, Tone,
+        colour::{self, paint_if},
+        progress,
+    },
     pod_network::PodNetwork,
     resource::{self, Resource, Selection},
     target::MeshArgs,
@@ -81,6 +85,8 @@ enum Format {
     Wide,
     /// For programs
     Json,
+    /// For programs, and people who read all of it
+    Yaml,
 }
 
 /// A proxy, and how to ask it for its certificates.
@@ -125,22 +131,27 @@ struct ShownCertificate {
 }
 
 pub(crate) async fn execute(args: IdentityArgs) -> Result<ExitCode> {
+    let shown = progress::during("the proxies' certificates", certificates(&args)).await?;
+    match args.output {
+        Format::Json => Data::Json.print(&shown)?,
+        Format::Yaml => Data::Yaml.print(&shown)?,
+        Format::Text => output::styled(text(&shown, false, colour::on_stdout()).trim_end())?,
+        Format::Wide => output::styled(text(&shown, true, colour::on_stdout()).trim_end())?,
+    }
+    Ok(if shown.iter().all(|shown| shown.accepted) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn certificates(args: &IdentityArgs) -> Result<Vec<Shown>> {
     let network = args.mesh.network().await?;
     let proxies = match &network {
-        PodNetwork::Cluster(cluster) => in_cluster(&args, cluster).await?,
-        PodNetwork::Sandbox(state) => in_sandbox(&args, state)?,
+        PodNetwork::Cluster(cluster) => in_cluster(args, cluster).await?,
+        PodNetwork::Sandbox(state) => in_sandbox(args, state)?,
     };
     if proxies.is_empty() {
         bail!("no pod matches: see `kubectl get pods`, and name the namespace with -n");
     }
     let ask = |proxy| ask(&network, proxy);
-    let shown: Vec<Shown> = stream::iter(proxies).map(ask).buffered(AT_ONCE).collect().await;
-    match args.output {
-        Format::Json => output::json(&shown)?,
-        Format::Text => output::line(text(&shown, false).trim_end())?,
-        Format::Wide => output::line(text(&shown, true).trim_end())?,
-    }
-    Ok(if shown.iter().all(|shown| shown.accepted) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(stream::iter(proxies).map(ask).buffered(AT_ONCE).collect().await)
 }
 
 /// A pod's proxy, or the pod and why it has none to ask.
@@ -335,22 +346,27 @@ fn shown((content, der): (&Certificate, &CertificateDer<'_>)) -> ShownCertificat
     }
 }
 
-/// Linkerd's form, and below it whether the mesh accepts the certificate.
-fn text(all: &[Shown], wide: bool) -> String {
+/// Linkerd's form, and below it whether the mesh accepts the certificate. Escaped.
+fn text(all: &[Shown], wide: bool, colours: bool) -> String {
     let mut text = String::new();
     for (index, shown) in all.iter().enumerate() {
-        let _ = writeln!(text, "\nPOD {} ({} of {})\n", shown.pod, index + 1, all.len());
+        let _ = writeln!(text, "\nPOD {} ({} of {})\n", printable::line(&shown.pod), index + 1, all.len());
         let count = if wide { shown.certificates.len() } else { 1 };
         for certificate in shown.certificates.iter().take(count) {
-            let _ = write!(text, "{}", block(certificate));
+            let _ = write!(text, "{}", printable::lines(&block(certificate)));
             if wide {
                 let _ = writeln!(text, "{}", certificate.pem);
             }
         }
         let _ = match &shown.error {
             None => writeln!(text, "Accepted:             yes"),
-            Some(why) if shown.certificates.is_empty() => writeln!(text, "Error:                {why}"),
-            Some(why) => writeln!(text, "Accepted:             no: {why}"),
+            Some(why) => {
+                let (name, why) = match shown.certificates.is_empty() {
+                    true => ("Error", why.clone()),
+                    false => ("Accepted", format!("no: {why}")),
+                };
+                writeln!(text, "{:<21} {}", format!("{name}:"), paint_if(colours, Tone::Bad, &why))
+            }
         };
     }
     text
@@ -471,7 +487,7 @@ mod tests {
         let good = shown_by(&root, &root, WEB).await;
         assert!(good.accepted, "{good:?}");
         assert_eq!(good.certificates[0].names, [WEB]);
-        let printed = text(&[good], false);
+        let printed = text(&[good], false, false);
         for part in ["POD web-0 (1 of 1)", "Issuer:", "Not After:", WEB, "ECDSA P-256", "Accepted:             yes"] {
             assert!(printed.contains(part), "{part}: {printed}");
         }
@@ -479,6 +495,6 @@ mod tests {
         assert!(!stranger.accepted && stranger.error.as_ref().unwrap().contains("does not verify"), "{stranger:?}");
         let misnamed = shown_by(&root, &root, "api.shop.serviceaccount.identity.linkerd.cluster.local").await;
         assert!(misnamed.error.as_ref().unwrap().contains("is not for web.shop"), "{misnamed:?}");
-        assert!(text(&[stranger], true).contains("BEGIN CERTIFICATE"));
+        assert!(text(&[stranger], true, false).contains("BEGIN CERTIFICATE"));
     }
 }

@@ -10,7 +10,7 @@
 //! weft sandbox ...     ──> weft_sandbox (daemon, client)
 //! ```
 //!
-//! Owns arguments, tables, JSON on standard output and exit codes: 2 for wrong usage, 1 for failures, and the
+//! Owns arguments, tables, JSON and YAML on standard output and exit codes: 2 for wrong usage, 1 for failures, and the
 //! command's own for `weft sandbox exec`. Refuses to decide anything about the mesh: the libraries do that. Two hidden
 //! subcommands are the program that the sandbox starts for its containers and its janitor.
 
@@ -69,6 +69,9 @@ use weft_sandbox::host::{container, janitor};
   weft completion bash > /etc/bash_completion.d/weft"
 )]
 struct Cli {
+    /// When output has colours
+    #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t)]
+    color: output::Colour,
     #[command(subcommand)]
     command: Command,
 }
@@ -165,7 +168,9 @@ The script asks weft, which asks the cluster for names of namespaces, workloads,
 
 fn main() -> ExitCode {
     complete::answer(Cli::command);
-    let failed = match execute(Cli::parse().command) {
+    let Cli { color, command } = Cli::parse();
+    color.choose();
+    let failed = match execute(command) {
         Ok(code) => return code,
         Err(error) => error,
     };
@@ -267,6 +272,15 @@ mod tests {
     #[test]
     fn arguments_are_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn colours_can_be_chosen_before_and_after_the_command() {
+        for arguments in [["weft", "--color", "never", "status"], ["weft", "status", "--color", "never"]] {
+            assert_eq!(Cli::try_parse_from(arguments).unwrap().color, output::Colour::Never);
+        }
+        assert_eq!(Cli::try_parse_from(["weft", "status"]).unwrap().color, output::Colour::Auto);
+        assert!(Cli::try_parse_from(["weft", "status", "--color", "sometimes"]).is_err());
     }
 
     #[test]

@@ -1,25 +1,19 @@
-//! Standard output: aligned tables for people, JSON for programs.
+//! Standard output: aligned tables for people, JSON and YAML for programs; and notes on standard error.
+
+pub(crate) mod colour;
+mod format;
+pub(crate) mod progress;
 
 use std::{
     io::{self, Write as _},
     time::Duration,
 };
 
-use anyhow::Result;
-use clap::ValueEnum;
 use comfy_table::Table;
-use serde::Serialize;
 use weft_k8s_api::printable;
 
-/// Output formats.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
-    /// For people
-    #[default]
-    Table,
-    /// For programs
-    Json,
-}
+pub(crate) use colour::{Colour, Tone, paint};
+pub(crate) use format::{Data, Format, WideFormat};
 
 /// An empty table with columns of these names, aligned by spaces alone so that `awk` can read it too.
 pub(crate) fn table<const N: usize>(names: [&str; N]) -> Table {
@@ -32,7 +26,7 @@ pub(crate) fn columns(names: &[&str]) -> Table {
     table.load_preset(comfy_table::presets::NOTHING);
     table.set_header(names.iter().copied());
     for column in table.column_iter_mut() {
-        column.set_padding((0, 2));
+        column.set_padding((0, colour::GAP));
     }
     table
 }
@@ -69,16 +63,22 @@ pub(crate) fn raw(text: &str) -> io::Result<()> {
 
 /// Prints a table without trailing blanks in its last column.
 pub(crate) fn print(table: &Table) -> io::Result<()> {
-    line(&table.trim_fmt())
+    styled(&text(table))
 }
 
-/// A table as text. Control characters are escaped.
+/// A table as text for standard output, in its colours. Control characters are escaped.
 pub(crate) fn text(table: &Table) -> String {
-    printable::lines(&table.trim_fmt()).into_owned()
+    colour::table(table, colour::on_stdout())
+}
+
+/// A table as text for a screen, without colours. Control characters are escaped.
+pub(crate) fn plain(table: &Table) -> String {
+    colour::table(table, false)
 }
 
 /// One line on standard error, so that standard output is results alone.
 pub(crate) fn note(text: &str) {
+    progress::make_room();
     // If nobody reads standard error, that is not a failure.
     let _ = writeln!(io::stderr(), "weft: {}", printable::lines(text));
 }
@@ -86,17 +86,6 @@ pub(crate) fn note(text: &str) {
 /// Parser for clap: a whole number with a unit, or several, such as 90s, 5m or 1h30m.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| format!("{error}: expected a number and a unit, such as 30s or 5m"))
-}
-
-/// A value as one line of JSON.
-pub(crate) fn json(value: &impl Serialize) -> Result<()> {
-    styled(&json_text(value)?)?;
-    Ok(())
-}
-
-/// What [`json`] prints.
-pub(crate) fn json_text(value: &impl Serialize) -> Result<String> {
-    Ok(printable::json(&serde_json::to_string(value)?).into_owned())
 }
 
 /// Whether the reader of standard output has closed the pipe, which is not a failure.

@@ -14,7 +14,10 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 use weft_sandbox::config::{DEFAULT_NAME, Interception};
 
-use crate::{output::Format, target::sandbox_name};
+use crate::{
+    output::{Format, WideFormat},
+    target::sandbox_name,
+};
 
 #[derive(Debug, Args)]
 #[command(
@@ -74,8 +77,8 @@ struct RunArgs {
     /// Return when it is ready and leave it running
     #[arg(long)]
     detach: bool,
-    /// Output format: json prints one line with the whole state when everything is ready
-    #[arg(short, long, value_enum, default_value = "table")]
+    /// Output format: json and yaml print the whole state when everything is ready
+    #[arg(short, long, value_enum, default_value_t)]
     output: Format,
 }
 
@@ -84,9 +87,9 @@ struct RunArgs {
 struct PsArgs {
     #[command(flatten)]
     sandbox: Name,
-    /// Output format: json is the whole state, with containers, services, addresses and times
-    #[arg(short, long, value_enum, default_value = "table")]
-    output: Format,
+    /// Output format: wide adds owners and containers; json and yaml are the whole state, with Services, addresses and times
+    #[arg(short, long, value_enum, default_value_t)]
+    output: WideFormat,
 }
 
 #[derive(Debug, Args)]

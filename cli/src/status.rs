@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! Mesh (a cluster) ────────────┐
-//! State + agent's Status (host)┴──> Report ──> tables or JSON
+//! State + agent's Status (host)┴──> Report ──> tables, JSON or YAML
 //! ```
 //!
 //! Refuses to check configuration and certificates: `weft check` does, and has exit codes.
@@ -19,7 +19,7 @@ use clap::Args;
 
 use crate::{
     mesh::Mesh,
-    output::{self, Format},
+    output::{WideFormat, progress},
     problem::Problem,
     target::{Target, TargetArgs},
 };
@@ -33,6 +33,7 @@ use report::Report;
   weft status --context staging -L mesh
   weft status -o json | jq '.pods[] | select(.state != \"enrolled\")'
   weft status --sandbox other
+  weft status -o wide                 also why a pod is not enrolled, and the agents' counters
 
 STATE of a pod: enrolled (both directions obey its rules), pending (not yet), refused (an annotation of it cannot be
 read), leaving (deleted, and alive on its node), missing (its node's agent does not know it), unknown (no agent to ask).")]
@@ -43,9 +44,9 @@ pub(crate) struct StatusArgs {
     /// Pods of all namespaces, which is the default
     #[arg(short = 'A', long, conflicts_with = "namespace")]
     all_namespaces: bool,
-    /// Output format
-    #[arg(short, long, value_enum, default_value = "table")]
-    output: Format,
+    /// Output format: wide adds the agents' pods and counters, and of each pod what its agent knows
+    #[arg(short, long, value_enum, default_value_t)]
+    output: WideFormat,
     #[command(flatten)]
     target: TargetArgs,
 }
@@ -56,20 +57,24 @@ pub(crate) fn not_enrolled(mesh: &Mesh) -> Vec<Problem> {
 }
 
 pub(crate) async fn execute(args: StatusArgs) -> Result<()> {
+    let report = progress::during("the pods of the mesh, and the agents' status", report(&args)).await?;
+    match args.output.data() {
+        Some(data) => data.print(&report),
+        None => Ok(view::print(&report, args.output == WideFormat::Wide)?),
+    }
+}
+
+async fn report(args: &StatusArgs) -> Result<Report> {
     let namespace = args.namespace.as_deref();
-    let report = match args.target.target().await? {
+    match args.target.target().await? {
         Target::Cluster(cluster) => {
             let mesh = Mesh::gather(&cluster, namespace).await;
             if let Err(error) = &mesh.control_pods {
                 bail!("the cluster at {}: pods in namespace {}: {error}", cluster.server, cluster.namespace);
             }
-            Report::of_cluster(&mesh, k8s_openapi::jiff::Timestamp::now())
+            Ok(Report::of_cluster(&mesh, k8s_openapi::jiff::Timestamp::now()))
         }
-        Target::Sandbox(state) => host::of_sandbox(&state, namespace).await,
-        Target::Socket(socket) => host::of_socket(&socket, namespace).await?,
-    };
-    match args.output {
-        Format::Json => output::json(&report),
-        Format::Table => Ok(view::print(&report)?),
+        Target::Sandbox(state) => Ok(host::of_sandbox(&state, namespace).await),
+        Target::Socket(socket) => host::of_socket(&socket, namespace).await,
     }
 }

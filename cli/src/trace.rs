@@ -22,6 +22,7 @@ use ipnet::IpNet;
 use weft_proto::agent::{self, WatchRequest};
 
 use crate::{
+    output::WideFormat,
     resource::{Resource, Selection},
     target::{Target, TargetArgs},
 };
@@ -81,21 +82,11 @@ pub(crate) struct TraceArgs {
     /// End after this time, such as 30s or 5m
     #[arg(long, value_name = "TIME", value_parser = crate::output::duration)]
     timeout: Option<Duration>,
-    /// Output format: wide adds node, network namespace and names of addresses, json is one object a line
-    #[arg(short, long, value_enum, default_value = "table")]
-    output: Format,
+    /// Output format: wide adds node, network namespace and names of addresses, json is one object a line, yaml one a document
+    #[arg(short, long, value_enum, default_value_t)]
+    output: WideFormat,
     #[command(flatten)]
     target: TargetArgs,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
-    /// For people
-    Table,
-    /// For people with wide screens
-    Wide,
-    /// For programs
-    Json,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -16,7 +16,7 @@ use weft_k8s_api::{labels, printable};
 use crate::{
     cluster::{Cluster, ClusterArgs},
     mesh::{is_agent, list, pods},
-    output::{self, Format, note},
+    output::{self, Format, note, progress},
 };
 
 /// Printed for an unknown version, as Linkerd does.
@@ -75,10 +75,13 @@ pub(crate) async fn execute(args: &VersionArgs) -> Result<()> {
         ..Version::default()
     };
     if !args.client {
-        let (server, proxies) = match args.cluster.cluster().await {
-            Ok(cluster) => ask(args, &cluster).await,
-            Err(error) => (Err(error), None),
+        let asked = async {
+            match args.cluster.cluster().await {
+                Ok(cluster) => ask(args, &cluster).await,
+                Err(error) => (Err(error), None),
+            }
         };
+        let (server, proxies) = progress::during("the pods of the control plane", asked).await;
         version.server = Some(server.unwrap_or_else(|error| {
             note(&format!("the control plane's version: {error:#}"));
             UNAVAILABLE.to_owned()
@@ -88,9 +91,9 @@ pub(crate) async fn execute(args: &VersionArgs) -> Result<()> {
             None
         });
     }
-    match args.output {
-        Format::Json => output::json(&version),
-        Format::Table => Ok(output::styled(text(&version, args).trim_end())?),
+    match args.output.data() {
+        Some(data) => data.print(&version),
+        None => Ok(output::styled(text(&version, args).trim_end())?),
     }
 }
 

@@ -1,46 +1,14 @@
 //! Output of the checks for people: a mark and the condition; for failures also object, field and remedy.
 
-use std::{
-    collections::BTreeSet,
-    fmt::Write as _,
-    io::{self, IsTerminal as _, Write as _},
-};
+use std::{collections::BTreeSet, fmt::Write as _, io};
 
 use weft_k8s_api::printable;
 
 use super::outcome::{CheckOutcome, Outcome, Severity};
-use crate::output;
-
-/// Clears the terminal's current line.
-const CLEAR_LINE: &str = "\r\x1b[2K";
-/// Longest progress text: one line of a narrow terminal, since a wrapped line would not be cleared.
-const LINE: usize = 78;
-
-/// Shows on a terminal's standard error what the command waits for; prints nothing elsewhere.
-pub(super) struct Progress {
-    terminal: bool,
-    shown: bool,
-}
-
-impl Progress {
-    pub(super) fn new() -> Self {
-        Self { terminal: io::stderr().is_terminal(), shown: false }
-    }
-
-    pub(super) fn show(&mut self, check: &str) {
-        if self.terminal {
-            let text: String = printable::line(&format!("waiting for: {check}")).chars().take(LINE).collect();
-            let _ = write!(io::stderr(), "{CLEAR_LINE}{text}");
-            self.shown = true;
-        }
-    }
-
-    pub(super) fn clear(&mut self) {
-        if std::mem::take(&mut self.shown) {
-            let _ = write!(io::stderr(), "{CLEAR_LINE}");
-        }
-    }
-}
+use crate::output::{
+    self, Tone,
+    colour::{self, paint_if},
+};
 
 /// A report that is printed check by check, in the order of the catalogue, while later checks still wait.
 pub(super) struct Report {
@@ -57,8 +25,7 @@ pub(super) struct Report {
 
 impl Report {
     pub(super) fn new(short: bool) -> Self {
-        let colours = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        Self::with_colours(short, colours)
+        Self::with_colours(short, colour::on_stdout())
     }
 
     fn with_colours(short: bool, colours: bool) -> Self {
@@ -121,10 +88,14 @@ fn result(outcome: &Outcome, colours: bool) -> String {
     let checks = |count: usize| if count == 1 { "1 check".to_owned() } else { format!("{count} checks") };
     let warnings = if warned == 0 { String::new() } else { format!(", {} with a warning", checks(warned)) };
     if outcome.success {
-        let _ = write!(text, "Status check results are {}{warnings}", paint("√", GREEN, colours));
+        let _ = write!(text, "Status check results are {}{warnings}", paint_if(colours, Tone::Good, "√"));
     } else {
-        let _ =
-            write!(text, "Status check results are {}: {} failed{warnings}", paint("×", RED, colours), checks(failed));
+        let _ = write!(
+            text,
+            "Status check results are {}: {} failed{warnings}",
+            paint_if(colours, Tone::Bad, "×"),
+            checks(failed)
+        );
         if let Some(cause) = cause(outcome) {
             let _ = write!(text, "\nBegin with \"{}\": others may follow from it", cause.description);
         }
@@ -140,20 +111,12 @@ fn cause(outcome: &Outcome) -> Option<&CheckOutcome> {
     failed().find(|check| check.severity != Severity::Waits).filter(|_| waits)
 }
 
-const RED: &str = "31";
-const GREEN: &str = "32";
-const YELLOW: &str = "33";
-
 fn mark(check: &CheckOutcome, colours: bool) -> String {
     match check.result() {
-        "success" => paint("√", GREEN, colours),
-        "warning" => paint("‼", YELLOW, colours),
-        _ => paint("×", RED, colours),
+        "success" => paint_if(colours, Tone::Good, "√"),
+        "warning" => paint_if(colours, Tone::Warning, "‼"),
+        _ => paint_if(colours, Tone::Bad, "×"),
     }
-}
-
-fn paint(text: &str, colour: &str, colours: bool) -> String {
-    if colours { format!("\x1b[{colour}m{text}\x1b[0m") } else { text.to_owned() }
 }
 
 #[cfg(test)]

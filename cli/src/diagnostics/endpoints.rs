@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use anyhow::{Context as _, Result};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use futures::future::try_join_all;
 use serde::Serialize;
 use tonic::transport::Channel;
@@ -13,7 +13,7 @@ use weft_proto::linkerd::destination::{
 };
 
 use super::api::{ApiArgs, ProxyApi, answer};
-use crate::output::{self, note, or_nothing, table};
+use crate::output::{self, WideFormat, note, or_nothing, progress, table};
 
 /// Time for the first endpoints. Discovery sends nothing for a Service without endpoints, and at once otherwise.
 const FIRST_WITHIN: Duration = Duration::from_secs(3);
@@ -34,21 +34,11 @@ pub(super) struct EndpointsArgs {
     /// Context token of the proxy to answer as: {"ns", "nodeName", "pod"}
     #[arg(long, default_value = "", hide_default_value = true)]
     token: String,
-    /// Output format
-    #[arg(short, long, value_enum, default_value = "table")]
-    output: Format,
+    /// Output format: wide adds weight, zone, protocol and identity
+    #[arg(short, long, value_enum, default_value_t)]
+    output: WideFormat,
     #[command(flatten)]
     api: ApiArgs,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
-    /// Namespace, address, port, pod and service
-    Table,
-    /// Also weight, zone, protocol and identity
-    Wide,
-    /// For programs
-    Json,
 }
 
 /// An endpoint. The first five fields are Linkerd's columns.
@@ -68,6 +58,11 @@ struct Row {
 }
 
 pub(super) async fn execute(args: EndpointsArgs) -> Result<()> {
+    let rows = progress::during("the control plane's endpoints", rows(&args)).await?;
+    print(&rows, args.output)
+}
+
+async fn rows(args: &EndpointsArgs) -> Result<Vec<Row>> {
     let (channel, _) = args.api.connect(ProxyApi::Destination).await?;
     let asked = args.authorities.iter().map(|authority| first(channel.clone(), authority, &args.token));
     let sets = try_join_all(asked).await?;
@@ -80,7 +75,7 @@ pub(super) async fn execute(args: EndpointsArgs) -> Result<()> {
     }
     rows.sort();
     rows.dedup();
-    print(&rows, args.output)
+    Ok(rows)
 }
 
 /// The first endpoints; `None` when there are none.
@@ -126,15 +121,15 @@ fn row<'a>(endpoint: &WeightedAddr, of_set: impl Iterator<Item = (&'a String, &'
     })
 }
 
-fn print(rows: &[Row], format: Format) -> Result<()> {
-    if format == Format::Json {
-        return output::json(&rows);
+fn print(rows: &[Row], format: WideFormat) -> Result<()> {
+    if let Some(data) = format.data() {
+        return data.print(&rows);
     }
     if rows.is_empty() {
         note("no endpoints found");
         return Ok(());
     }
-    Ok(output::print(&if format == Format::Wide { wide(rows) } else { narrow(rows) })?)
+    Ok(output::print(&if format == WideFormat::Wide { wide(rows) } else { narrow(rows) })?)
 }
 
 fn narrow(rows: &[Row]) -> comfy_table::Table {

@@ -17,7 +17,7 @@ use super::obfuscate::obfuscate;
 use crate::{
     cluster::Cluster,
     mesh::{list, pods},
-    output,
+    output::{self, progress},
     pod_network::PodNetwork,
     resource::{self, Resource, Selection},
     target::MeshArgs,
@@ -95,7 +95,8 @@ pub(super) async fn of_proxies(args: ProxyMetricsArgs) -> Result<ExitCode> {
             vec![proxy_in_sandbox(selection.known(state)?)]
         }
     };
-    let mut scraped = scrape(&network, sources, PROXIES_WITHIN).await;
+    let scraped = scrape(&network, sources, PROXIES_WITHIN);
+    let mut scraped = progress::during("the proxies' metrics", scraped).await;
     if args.obfuscate {
         for (_, metrics) in &mut scraped {
             *metrics = metrics.as_deref().map(obfuscate).map_err(Clone::clone);
@@ -110,7 +111,8 @@ pub(super) async fn of_control_plane(args: ControllerMetricsArgs) -> Result<Exit
         PodNetwork::Cluster(cluster) => control_plane(cluster).await?,
         PodNetwork::Sandbox(state) => control_plane_in_sandbox(state),
     };
-    print(&scrape(&network, sources, args.wait).await, true)
+    let scraped = scrape(&network, sources, args.wait);
+    print(&progress::during("the control plane's metrics", scraped).await, true)
 }
 
 fn proxy_of(pod: &Pod) -> Source {

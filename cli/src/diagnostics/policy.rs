@@ -6,8 +6,8 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, ResourceExt as _};
-use prost::Message;
 use serde::Deserialize;
+use serde_json::Value;
 use tonic::{Streaming, transport::Channel};
 use weft_k8s_api::{
     policy::{EgressNetwork, EgressNetworkSpec},
@@ -27,7 +27,7 @@ use super::{
 use crate::{
     cluster::{ANSWER, Cluster, within},
     mesh::pods,
-    output,
+    output::{self, Data, progress},
     pod_network::PodNetwork,
     resource::{self, Resource, Selection},
 };
@@ -103,6 +103,11 @@ enum Wanted {
 }
 
 pub(super) async fn policy(args: PolicyArgs) -> Result<()> {
+    let format = args.output;
+    print(&progress::during("the control plane's policy", ask_policy(args)).await?, format)
+}
+
+async fn ask_policy(args: PolicyArgs) -> Result<Value> {
     let wanted = parse(&args.resource).map_err(anyhow::Error::msg)?;
     let (channel, network) = args.api.connect(ProxyApi::Policy).await?;
     let namespace = namespace(args.namespace.as_deref(), network.as_ref());
@@ -111,7 +116,7 @@ pub(super) async fn policy(args: PolicyArgs) -> Result<()> {
         let (namespace, pod) = pod_of(resource, &namespace, network.as_ref()).await?;
         let request = PortSpec { workload: format!("{namespace}:{pod}"), port: args.port.into() };
         let server = inbound(channel, &asked, request).await?;
-        return print("inbound.Server", &server, args.output);
+        return message::json("inbound.Server", &server);
     }
     let destination = match wanted {
         Wanted::Address(ip) => address(ip, args.port),
@@ -125,15 +130,20 @@ pub(super) async fn policy(args: PolicyArgs) -> Result<()> {
     };
     let request = TrafficSpec { source_workload: args.token, target: Some(destination) };
     let policy = answer(&asked, OutboundPoliciesClient::new(channel).get(request)).await?.into_inner();
-    print("outbound.OutboundPolicy", &policy, args.output)
+    message::json("outbound.OutboundPolicy", &policy)
 }
 
 pub(super) async fn profile(args: ProfileArgs) -> Result<()> {
+    let format = args.output;
+    print(&progress::during("the control plane's profile", ask_profile(args)).await?, format)
+}
+
+async fn ask_profile(args: ProfileArgs) -> Result<Value> {
     let (channel, _) = args.api.connect(ProxyApi::Destination).await?;
     let request = GetDestination { scheme: "k8s".to_owned(), path: args.address.clone(), context_token: args.token };
     let updates = answer(&args.address, DestinationClient::new(channel).get_profile(request)).await?;
     let profile = first(&args.address, updates.into_inner()).await?;
-    print("destination.DestinationProfile", &profile, args.output)
+    message::json("destination.DestinationProfile", &profile)
 }
 
 async fn inbound(channel: Channel, asked: &str, request: PortSpec) -> Result<weft_proto::linkerd::inbound::Server> {
@@ -258,17 +268,12 @@ async fn config(cluster: &Cluster) -> Result<ConfigMap> {
         .map_err(|error| anyhow!("ConfigMap {namespace}/linkerd-config: {error}"))
 }
 
-fn print(name: &str, message: &impl Message, format: Format) -> Result<()> {
-    let value = message::json(name, message)?;
-    let text = match format {
-        Format::Json => serde_json::to_string_pretty(&value)?,
-        Format::Yaml => serde_yaml_ng::to_string(&value)?,
-    };
+fn print(value: &Value, format: Format) -> Result<()> {
     match format {
-        Format::Json => output::styled(&printable::json(&text))?,
-        Format::Yaml => output::line(text.trim_end())?,
+        // In lines, as Linkerd prints it.
+        Format::Json => Ok(output::styled(&printable::json(&serde_json::to_string_pretty(value)?))?),
+        Format::Yaml => Data::Yaml.print(value),
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ use crate::{
     agent,
     cluster::{ANSWER, Cluster},
     mesh::list,
+    output::Tone,
 };
 
 /// The port of the destination controller.
@@ -57,6 +58,16 @@ enum Transport {
     Plaintext,
     Refused,
     MutualTls,
+}
+
+impl Transport {
+    fn tone(self) -> Option<Tone> {
+        match self {
+            Self::Plaintext => Some(Tone::Warning),
+            Self::Refused => Some(Tone::Bad),
+            Self::MutualTls => None,
+        }
+    }
 }
 
 /// The client, as far as the control plane's answer depends on it.
@@ -201,16 +212,17 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// Lines for people.
-pub(super) fn lines(endpoints: &Result<Vec<Endpoint>>) -> Vec<String> {
+/// Lines for people, and what each is about.
+pub(super) fn lines(endpoints: &Result<Vec<Endpoint>>) -> Vec<(Option<Tone>, String)> {
     match endpoints {
-        Err(error) => vec![format!("endpoints unknown: {error:#}")],
-        Ok(endpoints) if endpoints.is_empty() => vec!["endpoint none is available".to_owned()],
+        Err(error) => vec![(Some(Tone::Warning), format!("endpoints unknown: {error:#}"))],
+        Ok(endpoints) if endpoints.is_empty() => vec![(Some(Tone::Bad), "endpoint none is available".to_owned())],
         Ok(endpoints) => {
-            let mut lines: Vec<_> = endpoints.iter().take(SHOWN).map(|one| format!("endpoint {one}")).collect();
+            let mut lines: Vec<_> =
+                endpoints.iter().take(SHOWN).map(|one| (one.transport.tone(), format!("endpoint {one}"))).collect();
             if let Some(more) = endpoints.len().checked_sub(SHOWN).filter(|more| *more > 0) {
                 let plain = endpoints.iter().skip(SHOWN).filter(|one| one.transport != Transport::MutualTls).count();
-                lines.push(format!("         and {more} more, {plain} of them without mutual TLS"));
+                lines.push((None, format!("         and {more} more, {plain} of them without mutual TLS")));
             }
             lines
         }
@@ -230,6 +242,19 @@ mod tests {
     };
 
     use super::*;
+
+    fn texts(endpoints: Result<Vec<Endpoint>>) -> Vec<String> {
+        lines(&endpoints).into_iter().map(|(_, line)| line).collect()
+    }
+
+    #[test]
+    fn what_is_not_encrypted_stands_out() {
+        let tone = |found| lines(&Ok(found))[0].0;
+        assert_eq!(tone(read(vec![meshed(9, None)], "linkerd", false)), None);
+        assert_eq!(tone(read(vec![message(9, &[])], "linkerd", false)), Some(Tone::Warning));
+        assert_eq!(tone(read(vec![message(9, &[])], "linkerd", true)), Some(Tone::Bad));
+        assert_eq!(tone(Vec::new()), Some(Tone::Bad));
+    }
 
     fn message(octet: u8, found: &[(&str, &str)]) -> WeightedAddr {
         WeightedAddr {
@@ -252,7 +277,7 @@ mod tests {
     }
 
     fn said(message: WeightedAddr, requires_mtls: bool) -> String {
-        lines(&Ok(read(vec![message], "linkerd", requires_mtls))).join("\n")
+        texts(Ok(read(vec![message], "linkerd", requires_mtls))).join("\n")
     }
 
     #[test]
@@ -310,7 +335,7 @@ mod tests {
     fn endpoints_in_plaintext_are_shown_first_and_the_rest_is_counted() {
         let mut found: Vec<_> = (1..=20).map(|octet| meshed(octet, None)).collect();
         found.push(message(99, &[]));
-        let lines = lines(&Ok(read(found, "linkerd", false)));
+        let lines = texts(Ok(read(found, "linkerd", false)));
         assert_eq!(lines.len(), SHOWN + 1);
         assert!(lines[0].starts_with("endpoint 10.0.0.99:8080: plaintext"), "{lines:#?}");
         assert_eq!(lines[SHOWN], "         and 11 more, 0 of them without mutual TLS");
@@ -384,7 +409,7 @@ mod tests {
             ("8.8.8.8:443", &["endpoint 8.8.8.8:443: plaintext, because no pod of the cluster has this address"]),
         ] {
             let found = ask(channel.clone(), &client, address.parse().unwrap()).await.unwrap();
-            assert_eq!(lines(&Ok(read(found, "linkerd", false))), expected);
+            assert_eq!(texts(Ok(read(found, "linkerd", false))), expected);
         }
         let asked = controller.0.lock().unwrap().clone();
         let expected = [

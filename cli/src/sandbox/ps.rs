@@ -9,14 +9,14 @@ use weft_sandbox::{
 };
 
 use super::{ListArgs, PsArgs};
-use crate::output::{self, Format, NOTHING, or_nothing, yes};
+use crate::output::{self, NOTHING, WideFormat, or_nothing, yes};
 
 pub(super) fn ps(args: &PsArgs) -> Result<()> {
     let state = Sandbox::open(&args.sandbox.name)?.state()?;
-    if args.output == Format::Json {
-        return output::json(&state);
+    if let Some(data) = args.output.data() {
+        return data.print(&state);
     }
-    output::print(&pods(&state.pods))?;
+    output::print(&pods(&state.pods, args.output == WideFormat::Wide))?;
     if let Some(faults) = faults_below(&state) {
         output::line(&faults)?;
     }
@@ -38,8 +38,8 @@ pub(super) fn faults_below(state: &State) -> Option<String> {
 
 pub(super) fn list(args: &ListArgs) -> Result<()> {
     let states = client::list()?;
-    if args.output == Format::Json {
-        return output::json(&states);
+    if let Some(data) = args.output.data() {
+        return data.print(&states);
     }
     if states.is_empty() {
         output::line("no sandbox runs here; start one with `weft sandbox run DIR`")?;
@@ -61,7 +61,7 @@ pub(super) fn list(args: &ListArgs) -> Result<()> {
 
 /// The output when a sandbox becomes ready: its parts, and commands to use it.
 pub(super) fn overview(state: &State) -> Result<()> {
-    output::print(&pods(&state.pods))?;
+    output::print(&pods(&state.pods, false))?;
     if !state.services.is_empty() {
         output::line("")?;
         output::print(&services(&state.services))?;
@@ -70,19 +70,36 @@ pub(super) fn overview(state: &State) -> Result<()> {
     Ok(())
 }
 
-fn pods(pods: &[PodState]) -> Table {
-    let mut table = output::table(["NAMESPACE", "NAME", "READY", "MESHED", "RESTARTS", "IP", "STATUS"]);
+/// `wide`: also every address, and what a pod belongs to and consists of.
+fn pods(pods: &[PodState], wide: bool) -> Table {
+    let mut names = vec!["NAMESPACE", "NAME", "READY", "MESHED", "RESTARTS", "IP", "STATUS"];
+    if wide {
+        names.splice(6..6, ["OTHER-IPS", "OWNER", "SERVICE-ACCOUNT", "CONTAINERS"]);
+    }
+    let mut table = output::columns(&names);
     for pod in pods {
         let restarts: u32 = pod.containers.iter().map(|container| container.restarts).sum();
-        table.add_row([
+        let mut cells = vec![
             pod.namespace.clone(),
             pod.name.clone(),
             yes(pod.ready),
             yes(pod.meshed),
             restarts.to_string(),
             pod.ips.first().map_or_else(|| NOTHING.to_owned(), ToString::to_string),
-            status(pod),
-        ]);
+        ];
+        if wide {
+            let ips: Vec<_> = pod.ips.iter().skip(1).map(ToString::to_string).collect();
+            let owner = pod.owners.first().map(|(kind, name)| format!("{kind}/{name}"));
+            let containers: Vec<_> = pod.containers.iter().map(|container| container.name.as_str()).collect();
+            cells.extend([
+                or_nothing(&ips.join(",")),
+                owner.unwrap_or_else(|| NOTHING.to_owned()),
+                pod.service_account.clone(),
+                or_nothing(&containers.join(",")),
+            ]);
+        }
+        cells.push(status(pod));
+        table.add_row(cells);
     }
     table
 }
@@ -175,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_is_not_ready_says_why() {
-        let rows = pods(&[pod(true, ""), pod(false, "waiting for its sidecar")]).trim_fmt();
+        let rows = pods(&[pod(true, ""), pod(false, "waiting for its sidecar")], false).trim_fmt();
         let lines: Vec<&str> = rows.lines().collect();
         assert!(lines[1].ends_with("10.244.0.10  running"), "{rows}");
         assert!(lines[2].ends_with("10.244.0.10  waiting for its sidecar"), "{rows}");
@@ -196,6 +213,19 @@ mod tests {
         let mut of_an_older_daemon = json;
         of_an_older_daemon.as_object_mut().unwrap().remove("ignored_manifests");
         assert!(serde_json::from_value::<State>(of_an_older_daemon).unwrap().ignored_manifests.is_empty());
+    }
+
+    #[test]
+    fn wide_says_what_a_pod_belongs_to() {
+        let mut owned = pod(true, "");
+        owned.ips.push("fd00:10:244::a".parse().unwrap());
+        owned.owners = vec![("replicaset".into(), "web-1".into()), ("deployment".into(), "web".into())];
+        let rows = pods(&[owned, pod(true, "")], true).trim_fmt();
+        let cells = |line: usize| rows.lines().nth(line).unwrap().split_whitespace().skip(5).collect::<Vec<_>>();
+        let heading = ["IP", "OTHER-IPS", "OWNER", "SERVICE-ACCOUNT", "CONTAINERS", "STATUS"];
+        assert_eq!(cells(0), heading, "{rows}");
+        assert_eq!(cells(1), ["10.244.0.10", "fd00:10:244::a", "replicaset/web-1", "default", "-", "running"]);
+        assert_eq!(cells(2), ["10.244.0.10", "-", "-", "default", "-", "running"]);
     }
 
     #[test]

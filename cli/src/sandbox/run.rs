@@ -3,7 +3,7 @@
 //! Pods that become ready are printed on standard output; logs go to standard error. The first SIGINT or SIGTERM ends
 //! the sandbox in order, the second one at once: then the janitor cleans up.
 
-use std::{collections::BTreeMap, fs, io::IsTerminal as _, path::PathBuf, process::ExitCode, time::Duration};
+use std::{collections::BTreeMap, fs, path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -16,7 +16,7 @@ use weft_sandbox::{
 };
 
 use super::{RunArgs, ps};
-use crate::output::{self, Format};
+use crate::output::{self, Format, progress};
 
 /// Longest wait of `--detach`. Generous: pods start within seconds, but a busy host may take longer.
 const READY_WITHIN: Duration = Duration::from_secs(120);
@@ -33,8 +33,11 @@ pub(super) async fn execute(args: RunArgs) -> Result<ExitCode> {
     let filter = EnvFilter::try_new(&config.log_level).with_context(|| {
         format!("`{}` is not a log filter: expected e.g. `info` or `warn,weft=debug`", args.log_level)
     })?;
-    let colours = std::io::stderr().is_terminal();
-    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(output::colour::on_stderr())
+        .with_writer(std::io::stderr)
+        .init();
     let shutdown = shutdown()?;
     let mut progress = Progress::new(args.output);
     daemon::run(config, shutdown, |state| progress.show(state)).await?;
@@ -71,7 +74,7 @@ async fn detached(config: &Config, format: Format) -> Result<ExitCode> {
     let mut terminated = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut sandbox = Sandbox::start(config)?;
     let ready = tokio::select! {
-        ready = sandbox.wait_ready(READY_WITHIN) => Some(ready),
+        ready = progress::during("the pods of the sandbox", sandbox.wait_ready(READY_WITHIN)) => Some(ready),
         _ = interrupted.recv() => None,
         _ = terminated.recv() => None,
     };
@@ -106,9 +109,9 @@ async fn detached(config: &Config, format: Format) -> Result<ExitCode> {
 }
 
 fn print_ready(state: &State, format: Format) -> Result<()> {
-    match format {
-        Format::Json => output::json(state),
-        Format::Table => ps::overview(state),
+    match format.data() {
+        Some(data) => data.print(state),
+        None => ps::overview(state),
     }
 }
 

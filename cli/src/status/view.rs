@@ -4,27 +4,32 @@ use std::io;
 
 use comfy_table::Table;
 use k8s_openapi::jiff::Timestamp;
+use weft_k8s_api::printable;
 
 use super::{
     report::{ControlPlane, Report},
     rows::{AgentRow, PodRow},
 };
-use crate::output::{self, NOTHING, line, or_nothing, table, yes};
+use crate::output::{self, NOTHING, Tone, columns, line, or_nothing, paint, styled, table, yes};
 
 const DIGEST: usize = 12;
 
-pub(super) fn print(report: &Report) -> io::Result<()> {
+/// `wide` also prints what tables leave out.
+pub(super) fn print(report: &Report, wide: bool) -> io::Result<()> {
     for problem in &report.problems {
-        line(&format!("{}: {}\n  remedy: {}", problem.object, problem.problem, problem.remedy))?;
+        let what = format!("{}: {}", problem.object, problem.problem);
+        let what: Vec<_> = what.lines().map(|line| paint(Tone::Bad, line)).collect();
+        styled(&format!("{}\n  remedy: {}", what.join("\n"), printable::lines(&problem.remedy)))?;
     }
     if !report.problems.is_empty() {
         line("")?;
     }
     if let Some(plane) = &report.control_plane {
         output::print(&components(plane))?;
-        line(&format!("\n{}\n", lease(plane)))?;
+        let expired = plane.lease.as_ref().is_none_or(|lease| lease.expired).then_some(Tone::Bad);
+        styled(&format!("\n{}\n", paint(expired, &lease(plane))))?;
     }
-    output::print(&agents(&report.agents))?;
+    output::print(&agents(&report.agents, wide))?;
     line("")?;
     if report.agents.iter().any(|agent| !agent.last_errors.is_empty()) {
         output::print(&errors(&report.agents, Timestamp::now()))?;
@@ -33,7 +38,7 @@ pub(super) fn print(report: &Report) -> io::Result<()> {
     if report.pods.is_empty() {
         return line("no meshed pods: annotate a namespace with linkerd.io/inject=enabled, and recreate its pods");
     }
-    output::print(&pods(&report.pods))
+    output::print(&pods(&report.pods, wide))
 }
 
 fn components(plane: &ControlPlane) -> Table {
@@ -56,8 +61,12 @@ fn lease(plane: &ControlPlane) -> String {
     format!("lease {}: {holder}{age}{expired}", lease.name)
 }
 
-fn agents(agents: &[AgentRow]) -> Table {
-    let mut rows = table(["NODE", "AGENT", "PROGRAMS", "ENROLLED", "PENDING", "REFUSED", "ATTACHED-TO"]);
+fn agents(agents: &[AgentRow], wide: bool) -> Table {
+    let mut names = vec!["NODE", "AGENT", "PROGRAMS", "ENROLLED", "PENDING", "REFUSED", "ATTACHED-TO"];
+    if wide {
+        names.extend(["POD", "EVENTS-DROPPED", "FLOW-MISSES", "BIND-FAILURES", "LISTENERS-LOST", "ADMISSIONS-REFUSED"]);
+    }
+    let mut rows = columns(&names);
     for agent in agents {
         let node = or_nothing(&agent.node);
         let counts = [agent.enrolled, agent.pending, agent.refused].map(|count| count.to_string());
@@ -66,7 +75,20 @@ fn agents(agents: &[AgentRow]) -> Table {
         let version = if agent.error.is_some() { "no answer" } else { agent.version.as_str() };
         let programs: String = agent.programs.chars().take(DIGEST).collect();
         let attached = or_nothing(&agent.attached_to);
-        rows.add_row([node, or_nothing(version), or_nothing(&programs), enrolled, pending, refused, attached]);
+        let mut cells = vec![node, or_nothing(version), or_nothing(&programs), enrolled, pending, refused, attached];
+        if wide {
+            cells.push(or_nothing(&agent.pod));
+            let counts = [
+                agent.events_dropped,
+                agent.flow_misses,
+                agent.bind_failures,
+                agent.listeners_lost,
+                agent.admissions_refused,
+            ];
+            let known = agent.error.is_none();
+            cells.extend(counts.map(|count| if known { count.to_string() } else { NOTHING.to_owned() }));
+        }
+        rows.add_row(cells);
     }
     rows
 }
@@ -84,10 +106,14 @@ fn errors(agents: &[AgentRow], now: Timestamp) -> Table {
     rows
 }
 
-fn pods(pods: &[PodRow]) -> Table {
-    let mut rows = table(["NAMESPACE", "POD", "STATE", "OUTBOUND", "INBOUND", "RULES", "PROXY", "VERSION", "NODE"]);
+fn pods(pods: &[PodRow], wide: bool) -> Table {
+    let mut names = vec!["NAMESPACE", "POD", "STATE", "OUTBOUND", "INBOUND", "RULES", "PROXY", "VERSION", "NODE"];
+    if wide {
+        names.extend(["STRICT", "LISTENING", "REASON"]);
+    }
+    let mut rows = columns(&names);
     for pod in pods {
-        rows.add_row([
+        let mut cells = vec![
             pod.namespace.clone(),
             pod.name.clone(),
             pod.state.label().to_owned(),
@@ -97,7 +123,11 @@ fn pods(pods: &[PodRow]) -> Table {
             if pod.proxy_ready { "ready" } else { "not-ready" }.to_owned(),
             or_nothing(&pod.proxy_version),
             or_nothing(&pod.node),
-        ]);
+        ];
+        if wide {
+            cells.extend([yes(pod.strict), yes(pod.listening), or_nothing(&pod.reason)]);
+        }
+        rows.add_row(cells);
     }
     rows
 }
@@ -126,7 +156,7 @@ mod tests {
             agent("b", Err("refused".into())),
         ];
         let report = Report::of_cluster(&mesh(agents_of_mesh, vec![meshed("web-0", "a", true)]), now());
-        let text = agents(&report.agents).trim_fmt();
+        let text = agents(&report.agents, false).trim_fmt();
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[1].split_whitespace().collect::<Vec<_>>(), ["a", "0.1.0", "abc", "1", "0", "0", "-"]);
         assert!(lines[2].starts_with("b     no answer"), "{text}");
@@ -135,9 +165,23 @@ mod tests {
         let text = errors(&[complaining], Timestamp::from_second(64).unwrap()).trim_fmt();
         let cells: Vec<_> = text.lines().nth(1).unwrap().split_whitespace().collect();
         assert_eq!(cells, ["a", "60s", "ago", "warn", "3", "no", "pins"]);
-        let text = pods(&report.pods).trim_fmt();
+        let text = pods(&report.pods, false).trim_fmt();
         let cells: Vec<_> = text.lines().nth(1).unwrap().split_whitespace().collect();
         assert_eq!(cells, ["shop", "web-0", "enrolled", "yes", "yes", "1", "ready", "0.1.0", "a"]);
         assert!(lease(&report.control_plane.unwrap()).ends_with("linkerd-destination-1, renewed 2s ago"));
+    }
+    #[test]
+    fn wide_adds_what_the_agents_know() {
+        let row = enrolled("web-0", PodState::Refused, "skip-outbound-ports: not a port");
+        let agents_of_mesh = vec![agent("a", Ok(status(vec![row]))), agent("b", Err("refused".into()))];
+        let mut report = Report::of_cluster(&mesh(agents_of_mesh, vec![meshed("web-0", "a", true)]), now());
+        report.agents[0].flow_misses = 7;
+        let text = agents(&report.agents, true).trim_fmt();
+        let cells = |line: usize| text.lines().nth(line).unwrap().split_whitespace().rev().take(5).collect::<Vec<_>>();
+        assert_eq!((cells(1), cells(2)), (vec!["0", "0", "0", "7", "0"], vec!["-"; 5]), "{text}");
+        let text = pods(&report.pods, true).trim_fmt();
+        assert!(text.lines().next().unwrap().ends_with("STRICT  LISTENING  REASON"), "{text}");
+        assert!(text.lines().nth(1).unwrap().ends_with("  skip-outbound-ports: not a port"), "{text}");
+        assert!(!pods(&report.pods, false).trim_fmt().contains("not a port"));
     }
 }

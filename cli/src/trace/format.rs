@@ -5,6 +5,7 @@ use weft_k8s_api::printable;
 use weft_proto::agent::{Direction, Event, EventKind};
 
 use super::names::Names;
+use crate::output::colour::{self, paint_if};
 
 const NS_PER_S: u64 = 1_000_000_000;
 const NS_PER_US: u64 = 1000;
@@ -87,22 +88,55 @@ pub(super) fn header(wide: bool) -> String {
             process: "PROCESS".to_owned(),
             uid: "UID".to_owned(),
             direction: "DIRECTION",
-            verdict: "VERDICT",
+            verdict: verdict("VERDICT"),
             way: "SOURCE, DESTINATION -> NEW DESTINATION".to_owned(),
         },
     );
     if wide { widen("NODE", "NETNS", &columns) } else { columns }
 }
 
-pub(super) fn wide_line(node: &str, pod_width: usize, names: &Names, event: &Event) -> String {
-    let node = if node.is_empty() { "-" } else { node };
-    let line = widen(node, &event.netns_cookie.to_string(), &line(pod_width, event));
-    match (names.of(&event.source), names.of(&event.original_destination)) {
-        (None, None) => line,
-        (source, destination) => {
-            let known = |name: Option<&str>| name.unwrap_or("?").to_owned();
-            format!("{line}  [{} to {}]", known(source), known(destination))
+/// How events become lines, escaped.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Line {
+    /// Width of the column of pods, so that lines after a long name stay aligned with it.
+    pub(super) pod_width: usize,
+    pub(super) colours: bool,
+}
+
+impl Line {
+    pub(super) fn wide(self, node: &str, names: &Names, event: &Event) -> String {
+        let node = if node.is_empty() { "-" } else { node };
+        let line = widen(&printable::line(node), &event.netns_cookie.to_string(), &self.narrow(event));
+        match (names.of(&event.source), names.of(&event.original_destination)) {
+            (None, None) => line,
+            (source, destination) => {
+                let known = |name: Option<&str>| printable::line(name.unwrap_or("?")).into_owned();
+                format!("{line}  [{} to {}]", known(source), known(destination))
+            }
         }
+    }
+
+    pub(super) fn narrow(self, event: &Event) -> String {
+        // Inbound, the kernel does not act for a process.
+        let caller = event.pid != 0;
+        let shown = match event.kind() {
+            EventKind::Verdict => &event.verdict,
+            EventKind::Accepted => "accepted",
+        };
+        let columns_of = Columns {
+            time: time_of_day(event.time_unix_ns),
+            pod: printable::line(&pod(event)).into_owned(),
+            process: if caller {
+                format!("{}[{}]", printable::line(&event.command), event.pid)
+            } else {
+                "-".to_owned()
+            },
+            uid: if caller { event.uid.to_string() } else { "-".to_owned() },
+            direction: direction(event),
+            verdict: paint_if(self.colours, colour::verdict(shown), &verdict(shown)),
+            way: printable::line(&way(event)).into_owned(),
+        };
+        columns(self.pod_width, &columns_of)
     }
 }
 
@@ -111,45 +145,31 @@ fn widen(node: &str, netns: &str, columns: &str) -> String {
     format!("{node:<20}  {netns:>8}  {columns}")
 }
 
-/// `pod_width`: width of the column, so that lines after a long name stay aligned with it.
-pub(super) fn line(pod_width: usize, event: &Event) -> String {
-    // Inbound, the kernel does not act for a process.
-    let caller = event.pid != 0;
-    let columns_of = Columns {
-        time: time_of_day(event.time_unix_ns),
-        pod: pod(event),
-        process: if caller { format!("{}[{}]", printable::line(&event.command), event.pid) } else { "-".to_owned() },
-        uid: if caller { event.uid.to_string() } else { "-".to_owned() },
-        direction: direction(event),
-        verdict: match event.kind() {
-            EventKind::Verdict => &event.verdict,
-            EventKind::Accepted => "accepted",
-        },
-        way: way(event),
-    };
-    columns(pod_width, &columns_of)
-}
-
 /// The text in the column of pods.
 pub(super) fn pod(event: &Event) -> String {
     let named = event.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name));
     named.unwrap_or_else(|| format!("netns:{}", event.netns_cookie))
 }
 
-struct Columns<'a> {
+/// A verdict in the width of its column: colours would count as characters.
+fn verdict(text: &str) -> String {
+    format!("{text:<18}")
+}
+
+struct Columns {
     time: String,
     pod: String,
     process: String,
     uid: String,
     direction: &'static str,
-    verdict: &'a str,
+    verdict: String,
     way: String,
 }
 
 /// Aligned for common lengths: longer commands shift the rest to the right and are never cut.
-fn columns(pod_width: usize, columns: &Columns<'_>) -> String {
+fn columns(pod_width: usize, columns: &Columns) -> String {
     let Columns { time, pod, process, uid, direction, verdict, way } = columns;
-    format!("{time:<15}  {pod:<pod_width$}  {process:<22}  {uid:>5}  {direction:<9}  {verdict:<18}  {way}")
+    format!("{time:<15}  {pod:<pod_width$}  {process:<22}  {uid:>5}  {direction:<9}  {verdict}  {way}")
 }
 
 fn way(event: &Event) -> String {
@@ -198,10 +218,22 @@ mod tests {
         }
     }
 
+    const PLAIN: Line = Line { pod_width: POD_WIDTH, colours: false };
+
+    #[test]
+    fn the_verdict_has_a_colour_and_everything_stays_aligned() {
+        let coloured = Line { colours: true, ..PLAIN }.narrow(&redirect());
+        assert!(coloured.contains("  \x1b[32mredirect          \x1b[0m  "), "{coloured:?}");
+        assert_eq!(coloured.replace("\x1b[32m", "").replace("\x1b[0m", ""), PLAIN.narrow(&redirect()));
+        let denied = Event { verdict: "deny_no_listener".into(), ..redirect() };
+        assert!(Line { colours: true, ..PLAIN }.narrow(&denied).contains("\x1b[31mdeny_no_listener"));
+        assert!(!PLAIN.narrow(&denied).contains('\x1b'));
+    }
+
     #[test]
     fn an_accepted_connection_says_after_how_long() {
         let accepted = Event { kind: EventKind::Accepted.into(), accepted_after_ns: 38_499, ..redirect() };
-        let line = line(POD_WIDTH, &accepted);
+        let line = PLAIN.narrow(&accepted);
         assert!(
             line.contains("  accepted  ") && line.ends_with("10.96.0.20:80 -> 127.0.0.1:4140  after 38 us"),
             "{line}"
@@ -209,12 +241,12 @@ mod tests {
         let object = serde_json::to_value(json("", &Names::default(), &accepted)).unwrap();
         assert_eq!((&object["kind"], &object["accepted_after_ns"]), (&"accepted".into(), &38_499.into()));
         let unmatched = Event { verdict: String::new(), accepted_after_ns: 0, ..accepted };
-        assert!(super::line(POD_WIDTH, &unmatched).ends_with("127.0.0.1:4140"));
+        assert!(PLAIN.narrow(&unmatched).ends_with("127.0.0.1:4140"));
     }
 
     #[test]
     fn a_redirect_shows_both_destinations() {
-        let line = line(POD_WIDTH, &redirect());
+        let line = PLAIN.narrow(&redirect());
         assert!(line.starts_with("22:13:20.123456  shop/web-0 "), "{line}");
         assert!(line.contains("curl[42]") && line.contains(" 1000 "), "{line}");
         assert!(line.ends_with("redirect            10.244.0.10:0  10.96.0.20:80 -> 127.0.0.1:4140"), "{line}");
@@ -224,7 +256,7 @@ mod tests {
     #[test]
     fn a_command_can_neither_move_the_cursor_nor_forge_a_line() {
         let event = Event { command: "\x1b[2J\n12:00 ok\u{9b}m".into(), ..redirect() };
-        let line = line(POD_WIDTH, &event);
+        let line = PLAIN.narrow(&event);
         assert!(line.contains("  \\u{1b}[2J\\n12:00 ok\\u{9b}m[42]  "), "{line:?}");
         assert!(!line.contains(char::is_control), "{line:?}");
     }
@@ -232,18 +264,18 @@ mod tests {
     #[test]
     fn an_unchanged_destination_is_shown_once() {
         let event = Event { new_destination: "10.96.0.20:80".into(), verdict: "pass_proxy".into(), ..redirect() };
-        assert!(line(POD_WIDTH, &event).ends_with("10.244.0.10:0  10.96.0.20:80"));
+        assert!(PLAIN.narrow(&event).ends_with("10.244.0.10:0  10.96.0.20:80"));
     }
 
     #[test]
     fn inbound_has_no_process() {
         let event = Event { pid: 0, command: String::new(), direction: Direction::Inbound.into(), ..redirect() };
-        assert!(line(POD_WIDTH, &event).contains("  -  "), "{}", line(POD_WIDTH, &event));
+        assert!(PLAIN.narrow(&event).contains("  -  "), "{}", PLAIN.narrow(&event));
     }
 
     #[test]
     fn columns_are_below_their_headings() {
-        let (header, line) = (header(false), line(POD_WIDTH, &redirect()));
+        let (header, line) = (header(false), PLAIN.narrow(&redirect()));
         assert_eq!(header.find("POD"), line.find("shop/"));
         assert_eq!(header.find("PROCESS"), line.find("curl"));
         assert_eq!(header.find("VERDICT"), line.find("redirect"));
@@ -252,17 +284,18 @@ mod tests {
 
     #[test]
     fn wide_names_node_and_network_namespace() {
-        let (header, line) = (header(true), wide_line("node-a", POD_WIDTH, &Names::default(), &redirect()));
+        let (header, line) = (header(true), PLAIN.wide("node-a", &Names::default(), &redirect()));
         assert!(line.starts_with("node-a "), "{line}");
         assert_eq!(header.find("POD"), line.find("shop/"));
-        assert!(wide_line("", POD_WIDTH, &Names::default(), &redirect()).starts_with("- "));
+        assert!(PLAIN.wide("", &Names::default(), &redirect()).starts_with("- "));
     }
 
     #[test]
     fn lines_below_a_long_name_are_aligned_with_it() {
         let long = Event { pod: Some(PodRef { namespace: "linkerd".into(), name: "x".repeat(40) }), ..redirect() };
         let width = pod(&long).len();
-        assert_eq!(line(width, &long).find("curl"), line(width, &redirect()).find("curl"));
+        let line = Line { pod_width: width, colours: false };
+        assert_eq!(line.narrow(&long).find("curl"), line.narrow(&redirect()).find("curl"));
     }
 
     #[test]

@@ -5,12 +5,12 @@ use std::num::NonZeroU64;
 use anyhow::Result;
 use weft_proto::agent::Event;
 
-use super::{Format, format, names::Names};
-use crate::output::{self, note};
+use super::{format, names::Names};
+use crate::output::{self, WideFormat, colour, note};
 
 /// Prints events until there are enough.
 pub(super) struct Printer {
-    format: Format,
+    format: WideFormat,
     /// Events to print; `None` means without end.
     count: Option<NonZeroU64>,
     shown: u64,
@@ -32,7 +32,7 @@ pub(super) enum Next {
 }
 
 impl Printer {
-    pub(super) fn new(format: Format, count: Option<NonZeroU64>) -> Self {
+    pub(super) fn new(format: WideFormat, count: Option<NonZeroU64>) -> Self {
         Self {
             format,
             count,
@@ -46,7 +46,7 @@ impl Printer {
 
     /// Whether names of addresses are shown: not in the narrow table.
     pub(super) fn shows_names(&self) -> bool {
-        self.format != Format::Table
+        self.format != WideFormat::Table
     }
 
     pub(super) fn names(&mut self) -> &mut Names {
@@ -60,9 +60,9 @@ impl Printer {
 
     /// Prints the header, once an agent answers.
     pub(super) fn header(&mut self) -> Result<()> {
-        if self.format != Format::Json && !self.introduced {
+        if self.format.data().is_none() && !self.introduced {
             self.introduced = true;
-            output::line(&format::header(self.format == Format::Wide))?;
+            output::line(&format::header(self.format == WideFormat::Wide))?;
         }
         Ok(())
     }
@@ -71,10 +71,11 @@ impl Printer {
     pub(super) fn event(&mut self, node: &str, event: &Event) -> Result<Next> {
         self.loss(node, event.dropped_before);
         self.pod_width = self.pod_width.max(format::pod(event).len());
-        match self.format {
-            Format::Json => output::json(&format::json(node, &self.names, event))?,
-            Format::Table => output::line(&format::line(self.pod_width, event))?,
-            Format::Wide => output::line(&format::wide_line(node, self.pod_width, &self.names, event))?,
+        let line = format::Line { pod_width: self.pod_width, colours: colour::on_stdout() };
+        match (self.format.data(), self.format) {
+            (Some(data), _) => data.print_next(&format::json(node, &self.names, event))?,
+            (None, WideFormat::Wide) => output::styled(&line.wide(node, &self.names, event))?,
+            (None, _) => output::styled(&line.narrow(event))?,
         }
         self.shown += 1;
         Ok(if self.count.is_some_and(|count| self.shown >= count.get()) { Next::Enough } else { Next::More })

@@ -8,9 +8,9 @@ use weft_proto::viz::{Edge, EdgesRequest};
 use super::{
     render,
     scope::{ScopeArgs, WindowArgs, resource},
-    stat::{Format, finish},
+    stat::{COUNTS, finish},
 };
-use crate::output::{self, or_nothing};
+use crate::output::{self, WideFormat, or_nothing, progress};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -24,9 +24,9 @@ pub(crate) struct EdgesArgs {
     /// KIND or KIND/NAME of both ends: deploy, ds, sts, job, cj, rs, rc, po, ns
     #[arg(value_name = "RESOURCE")]
     resource: String,
-    /// Output format
-    #[arg(short, long, value_enum, default_value = "table")]
-    output: Format,
+    /// Output format: wide adds identities, and clients that have no row of this kind
+    #[arg(short, long, value_enum, default_value_t)]
+    output: WideFormat,
     #[command(flatten)]
     window: WindowArgs,
     #[command(flatten)]
@@ -58,16 +58,17 @@ pub(super) async fn execute(args: EdgesArgs) -> Result<()> {
         resource: Some(resource(&args.resource, &scope.namespace)?),
         window_seconds: args.window.seconds(),
     };
-    let answer = scope.source.edges(request).await?;
+    let answer = progress::during(COUNTS, scope.source.edges(request)).await?;
     // Clients that have no row of their kind are for those who ask for more.
     let kind =
         answer.edges.iter().filter_map(|edge| edge.destination.as_ref()).map(|resource| resource.kind.clone()).next();
-    let is_shown =
-        |edge: &&Edge| args.output != Format::Table || edge.source.as_ref().map(|source| &source.kind) == kind.as_ref();
+    let is_shown = |edge: &&Edge| {
+        args.output != WideFormat::Table || edge.source.as_ref().map(|source| &source.kind) == kind.as_ref()
+    };
     let edges: Vec<&Edge> = answer.edges.iter().filter(is_shown).collect();
     let table = || {
         let mut columns = vec!["SRC", "DST", "SRC_NS", "DST_NS"];
-        if args.output == Format::Wide {
+        if args.output == WideFormat::Wide {
             columns.extend(["CLIENT_ID", "SERVER_ID"]);
         }
         columns.push("SECURED");
@@ -80,7 +81,7 @@ pub(super) async fn execute(args: EdgesArgs) -> Result<()> {
                 render::namespace(source),
                 render::namespace(destination),
             ];
-            if args.output == Format::Wide {
+            if args.output == WideFormat::Wide {
                 let identities = [&edge.client_identity, &edge.server_identity];
                 cells.extend(identities.map(|identity| or_nothing(short_identity(identity))));
             }

@@ -9,9 +9,9 @@ use weft_proto::viz::{InboundRow, StatInboundRequest};
 use super::{
     render::{self, JsonResource, JsonRouteCounts, golden, named_port, success_rate},
     scope::{ScopeArgs, WindowArgs, resources},
-    stat::{Format, finish},
+    stat::{COUNTS, finish},
 };
-use crate::output::{self, or_nothing};
+use crate::output::{self, WideFormat, or_nothing, progress};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -27,9 +27,9 @@ pub(crate) struct InboundArgs {
     /// Only pods with these labels, as for kubectl
     #[arg(short = 'l', long, default_value = "", hide_default_value = true)]
     selector: String,
-    /// Output format
-    #[arg(short, long, value_enum, default_value = "table")]
-    output: Format,
+    /// Output format: wide adds what policy and rate limits refused
+    #[arg(short, long, value_enum, default_value_t)]
+    output: WideFormat,
     #[command(flatten)]
     window: WindowArgs,
     #[command(flatten)]
@@ -64,12 +64,13 @@ pub(super) async fn execute(args: InboundArgs) -> Result<()> {
             window_seconds: args.window.seconds(),
         })
     };
-    let answers = try_join_all(resources(&args.resource, &scope.namespace)?.into_iter().map(ask)).await?;
+    let asked = try_join_all(resources(&args.resource, &scope.namespace)?.into_iter().map(ask));
+    let answers = progress::during(COUNTS, asked).await?;
     let rows: Vec<&InboundRow> = answers.iter().flat_map(|answer| &answer.rows).collect();
     let table = || {
         let mut columns =
             vec!["NAME", "SERVER", "ROUTE", "TYPE", "SUCCESS", "RPS", "LATENCY_P50", "LATENCY_P95", "LATENCY_P99"];
-        if args.output == Format::Wide {
+        if args.output == WideFormat::Wide {
             columns.extend(["DENIED", "RATE_LIMITED"]);
         }
         if args.scope.all_namespaces {
@@ -84,7 +85,7 @@ pub(super) async fn execute(args: InboundArgs) -> Result<()> {
                 or_nothing(render::route_kind(&row.route_kind)),
             ];
             cells.extend(golden(row.http.as_ref()));
-            if args.output == Format::Wide {
+            if args.output == WideFormat::Wide {
                 cells.extend([row.denied.to_string(), row.rate_limited.to_string()]);
             }
             if args.scope.all_namespaces {

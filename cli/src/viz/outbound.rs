@@ -9,9 +9,9 @@ use weft_proto::viz::{OutboundRow, StatOutboundRequest};
 use super::{
     render::{self, JsonResource, JsonRouteCounts, golden, percent, success_rate},
     scope::{ScopeArgs, ToArgs, WindowArgs, resources},
-    stat::{Format, finish},
+    stat::{COUNTS, finish},
 };
-use crate::output::{self, or_nothing};
+use crate::output::{self, WideFormat, or_nothing, progress};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -31,8 +31,8 @@ pub(crate) struct OutboundArgs {
     #[command(flatten)]
     to: ToArgs,
     /// Output format
-    #[arg(short, long, value_enum, default_value = "table")]
-    output: Format,
+    #[arg(short, long, value_enum, default_value_t)]
+    output: WideFormat,
     #[command(flatten)]
     window: WindowArgs,
     #[command(flatten)]
@@ -77,7 +77,8 @@ pub(super) async fn execute(args: OutboundArgs) -> Result<()> {
             to: to.clone(),
         })
     };
-    let answers = try_join_all(resources(&args.resource, &scope.namespace)?.into_iter().map(ask)).await?;
+    let asked = try_join_all(resources(&args.resource, &scope.namespace)?.into_iter().map(ask));
+    let answers = progress::during(COUNTS, asked).await?;
     let rows: Vec<&OutboundRow> = answers.iter().flat_map(|answer| &answer.rows).collect();
     let table = || {
         let mut columns = vec![

@@ -10,9 +10,9 @@ use weft_proto::viz::{Golden, Resource, RouteRow, RoutesRequest};
 use super::{
     render::{JsonCounts, golden, per_second, percent, rps, success_rate},
     scope::{ScopeArgs, ToArgs, WindowArgs, resource},
-    stat::{Format, finish},
+    stat::{COUNTS, finish},
 };
-use crate::output::{self, NOTHING};
+use crate::output::{self, NOTHING, WideFormat, progress};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -31,8 +31,8 @@ pub(crate) struct RoutesArgs {
     #[command(flatten)]
     to: ToArgs,
     /// Output format: wide shows what was sent, retries included, beside what clients saw
-    #[arg(short, long, value_enum, default_value = "table")]
-    output: Format,
+    #[arg(short, long, value_enum, default_value_t)]
+    output: WideFormat,
     #[command(flatten)]
     window: WindowArgs,
     #[command(flatten)]
@@ -74,13 +74,13 @@ pub(super) async fn execute(args: RoutesArgs) -> Result<()> {
         window_seconds: args.window.seconds(),
         to,
     };
-    let answer = scope.source.routes(request).await?;
+    let answer = progress::during(COUNTS, scope.source.routes(request)).await?;
     let at_client = args.to.to.is_some();
     let mut tables: BTreeMap<String, Vec<&RouteRow>> = BTreeMap::new();
     for row in &answer.rows {
         tables.entry(owner(row.resource.as_ref(), args.scope.all_namespaces)).or_default().push(row);
     }
-    let with_actual = at_client && args.output == Format::Wide;
+    let with_actual = at_client && args.output == WideFormat::Wide;
     let table = || {
         let one = |(owner, rows): (&String, &Vec<&RouteRow>)| {
             let title = if tables.len() > 1 { format!("==> {owner} <==\n") } else { String::new() };

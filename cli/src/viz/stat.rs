@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Result, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde::Serialize;
 use weft_proto::viz::{Coverage, Resource, StatRequest, StatResponse, StatRow};
 
@@ -13,7 +13,7 @@ use super::{
     screen,
     source::Source,
 };
-use crate::output::{self, NOTHING, json, note, or_nothing};
+use crate::output::{self, NOTHING, WideFormat, note, or_nothing, progress};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -54,24 +54,13 @@ pub(crate) struct StatArgs {
     /// Draw again every two seconds, until q
     #[arg(short, long)]
     watch: bool,
-    /// Output format
-    #[arg(short, long, value_enum, default_value = "table")]
-    output: Format,
+    /// Output format: wide adds bytes per second
+    #[arg(short, long, value_enum, default_value_t)]
+    output: WideFormat,
     #[command(flatten)]
     window: WindowArgs,
     #[command(flatten)]
     scope: ScopeArgs,
-}
-
-/// Output formats of the tables of metrics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Format {
-    /// For people
-    Table,
-    /// Also bytes per second
-    Wide,
-    /// For programs
-    Json,
 }
 
 /// A row in JSON: Linkerd's fields, then ours.
@@ -89,6 +78,9 @@ struct JsonRow<'a> {
     tcp_write_bytes_rate: Option<f64>,
 }
 
+/// What these verbs wait for.
+pub(super) const COUNTS: &str = "the proxies' counts, some time apart";
+
 pub(super) async fn execute(args: StatArgs) -> Result<()> {
     let scope = if args.watch { args.scope.repeated().await? } else { args.scope.once(&args.window).await? };
     let requests = requests(&args, &scope)?;
@@ -101,15 +93,15 @@ pub(super) async fn execute(args: StatArgs) -> Result<()> {
         })
         .await;
     }
-    let answers = ask(&scope, &requests).await?;
+    let answers = progress::during(COUNTS, ask(&scope, &requests)).await?;
     let text = text(&args, namespaced, &answers)?;
-    if args.output != Format::Json && !answers.iter().any(|answer| shown(&args, answer).next().is_some()) {
+    if args.output.data().is_none() && !answers.iter().any(|answer| shown(&args, answer).next().is_some()) {
         note(nothing(&answers));
     } else {
         output::styled(&text)?;
     }
     render::problems(answers.iter().filter_map(|answer| answer.coverage.as_ref()));
-    if args.output == Format::Wide {
+    if args.output == WideFormat::Wide {
         note(scope.source.name());
     }
     Ok(())
@@ -157,9 +149,9 @@ fn is_of_clients(row: &StatRow) -> bool {
 }
 
 fn text(args: &StatArgs, namespaced: bool, answers: &[StatResponse]) -> Result<String> {
-    if args.output == Format::Json {
+    if let Some(data) = args.output.data() {
         let rows: Vec<_> = answers.iter().flat_map(|answer| shown(args, answer)).map(json_row).collect();
-        return output::json_text(&rows);
+        return data.text(&rows);
     }
     let kinds: BTreeSet<&str> = answers
         .iter()
@@ -167,7 +159,7 @@ fn text(args: &StatArgs, namespaced: bool, answers: &[StatResponse]) -> Result<S
         .filter_map(|row| Some(row.resource.as_ref()?.kind.as_str()))
         .collect();
     let mut columns = vec!["NAME", "MESHED", "SUCCESS", "RPS", "LATENCY_P50", "LATENCY_P95", "LATENCY_P99", "TCP_CONN"];
-    if args.output == Format::Wide {
+    if args.output == WideFormat::Wide {
         columns.extend(["READ_BYTES/SEC", "WRITE_BYTES/SEC"]);
     }
     let with_status = kinds.contains("pod");
@@ -191,7 +183,7 @@ fn text(args: &StatArgs, namespaced: bool, answers: &[StatResponse]) -> Result<S
         cells.extend(golden(row.http.as_ref()));
         let tcp = row.tcp.as_ref();
         cells.push(tcp.map_or_else(|| NOTHING.to_owned(), |tcp| tcp.open_connections.to_string()));
-        if args.output == Format::Wide {
+        if args.output == WideFormat::Wide {
             let cell = |bytes: fn(&weft_proto::viz::Tcp) -> u64| {
                 tcp.map_or_else(|| NOTHING.to_owned(), |tcp| bytes_per_second(rate(bytes(tcp), tcp.seconds)))
             };
@@ -202,7 +194,8 @@ fn text(args: &StatArgs, namespaced: bool, answers: &[StatResponse]) -> Result<S
         }
         table.add_row(cells);
     }
-    Ok(output::text(&table))
+    // A screen has no colours: it cuts lines.
+    Ok(if args.watch { output::plain(&table) } else { output::text(&table) })
 }
 
 fn meshed(row: &StatRow) -> String {
@@ -222,22 +215,22 @@ fn json_row(row: &StatRow) -> JsonRow<'_> {
     }
 }
 
-/// Prints a table or JSON, and says what is missing and, to who asks for more, who answered: the end of the verbs with one answer.
+/// Prints a table, JSON or YAML, and says what is missing and, to who asks for more, who answered: the end of the verbs with one answer.
 /// Where it has no row, `nothing` says so instead of a table.
 pub(super) fn finish<'a>(
-    (source, output): (&Source, Format),
+    (source, output): (&Source, WideFormat),
     table: impl FnOnce() -> String,
     rows: &impl Serialize,
     coverages: impl IntoIterator<Item = &'a Coverage>,
     nothing: Option<&str>,
 ) -> Result<()> {
-    match (output, nothing) {
-        (Format::Json, _) => json(rows)?,
+    match (output.data(), nothing) {
+        (Some(data), _) => data.print(rows)?,
         (_, Some(nothing)) => note(nothing),
         (_, None) => output::styled(&table())?,
     }
     render::problems(coverages);
-    if output == Format::Wide {
+    if output == WideFormat::Wide {
         note(source.name());
     }
     Ok(())

@@ -22,7 +22,7 @@ use serde_json::Value;
 use weft_proto::viz::{TapEvent, TapRequest, tap_event};
 
 use super::scope::{ScopeArgs, ToArgs, WindowArgs, resources};
-use crate::output::{self, note};
+use crate::output::{self, WideFormat, colour, note};
 use format::{json, line};
 use kernel::Kernel;
 use template::Template;
@@ -56,7 +56,7 @@ pub(crate) struct TapArgs {
     /// End after so many requests
     #[arg(long, value_name = "N")]
     count: Option<NonZeroU64>,
-    /// Output format: wide adds what both ends belong to and the route; json is one object a line, with headers; jsonpath is what
+    /// Output format: wide adds what both ends belong to and the route; json is one object a line, with headers, yaml one a document; jsonpath is what
     /// a template finds in each of these objects, in kubectl's form
     #[arg(short, long, value_parser = Outputs, default_value = "table")]
     output: Output,
@@ -92,23 +92,13 @@ pub(super) struct FilterArgs {
 /// How events are shown.
 #[derive(Clone, Debug)]
 enum Output {
-    Format(Format),
+    Format(WideFormat),
     JsonPath(Template),
 }
 
 /// Reads [`Output`].
 #[derive(Clone, Debug)]
 struct Outputs;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
-    /// A line for each event
-    Table,
-    /// Also what both ends belong to
-    Wide,
-    /// For programs, in Linkerd's form
-    Json,
-}
 
 impl TypedValueParser for Outputs {
     type Value = Output;
@@ -120,7 +110,7 @@ impl TypedValueParser for Outputs {
         value: &OsStr,
     ) -> Result<Output, clap::Error> {
         let Some(template) = value.to_str().and_then(|value| value.strip_prefix(JSON_PATH)) else {
-            let format = EnumValueParser::<Format>::new().parse_ref(command, argument, value);
+            let format = EnumValueParser::<WideFormat>::new().parse_ref(command, argument, value);
             return format.map(Output::Format);
         };
         let read = Template::read(template).map(Output::JsonPath);
@@ -128,7 +118,7 @@ impl TypedValueParser for Outputs {
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        let formats = Format::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+        let formats = WideFormat::value_variants().iter().filter_map(ValueEnum::to_possible_value);
         let template =
             PossibleValue::new("jsonpath=TEMPLATE").help("What a template such as {.requestInitEvent.path} finds");
         Some(Box::new(formats.chain([template])))
@@ -137,8 +127,11 @@ impl TypedValueParser for Outputs {
 
 impl Output {
     /// Whether it shows Linkerd's objects, which have headers.
-    fn is_json(&self) -> bool {
-        matches!(self, Self::Format(Format::Json) | Self::JsonPath(_))
+    fn has_objects(&self) -> bool {
+        match self {
+            Self::Format(format) => format.data().is_some(),
+            Self::JsonPath(_) => true,
+        }
     }
 }
 
@@ -164,11 +157,11 @@ impl FilterArgs {
 
 pub(super) async fn execute(args: TapArgs) -> Result<()> {
     let scope = args.scope.once(&WindowArgs { time_window: None }).await?;
-    let request = args.filter.request(&args.resource, &scope.namespace, args.output.is_json())?;
+    let request = args.filter.request(&args.resource, &scope.namespace, args.output.has_objects())?;
     // Verdicts precede requests: the agents have to be asked first.
     let mut kernel = if args.kernel { Some(Kernel::open(&scope.network, &scope.namespace).await) } else { None };
     let mut events = scope.source.tap(request).await?;
-    if matches!(args.output, Output::Format(Format::Wide)) {
+    if matches!(args.output, Output::Format(WideFormat::Wide)) {
         note(scope.source.name());
     }
     let mut left = args.count.map(NonZeroU64::get);
@@ -193,8 +186,10 @@ pub(super) async fn execute(args: TapArgs) -> Result<()> {
         {
             match &args.output {
                 Output::JsonPath(template) => print_found(template, &verdict.json(&event))?,
-                Output::Format(Format::Json) => output::json(&verdict.json(&event))?,
-                Output::Format(_) => output::line(&verdict.line(&event))?,
+                Output::Format(format) => match format.data() {
+                    Some(data) => data.print_next(&verdict.json(&event))?,
+                    None => output::styled(&verdict.line(&event, colour::on_stdout()))?,
+                },
             }
         }
         if let Some(tap_event::Event::End(_)) = event.event
@@ -210,8 +205,10 @@ pub(super) async fn execute(args: TapArgs) -> Result<()> {
 
 fn show(args: &TapArgs, event: &TapEvent) -> Result<()> {
     match &args.output {
-        Output::Format(Format::Json) => output::json(&json(event)),
-        Output::Format(format) => Ok(output::line(&line(event, *format == Format::Wide))?),
+        Output::Format(format) => match format.data() {
+            Some(data) => data.print_next(&json(event)),
+            None => Ok(output::line(&line(event, *format == WideFormat::Wide))?),
+        },
         Output::JsonPath(template) => print_found(template, &json(event)),
     }
 }
@@ -236,10 +233,10 @@ mod tests {
     #[test]
     fn the_output_is_a_format_or_a_template() {
         let parse = |output: &str| Cli::try_parse_from(["tap", "ns/shop", "-o", output]).map(|cli| cli.args.output);
-        assert!(matches!(parse("wide"), Ok(Output::Format(Format::Wide))));
+        assert!(matches!(parse("wide"), Ok(Output::Format(WideFormat::Wide))));
         assert!(matches!(parse("jsonpath={.source.ip}"), Ok(Output::JsonPath(_))));
         for (output, expected) in
-            [("yaml", "possible values"), ("jsonpath", "possible values"), ("jsonpath=x", "no path")]
+            [("xml", "possible values"), ("jsonpath", "possible values"), ("jsonpath=x", "no path")]
         {
             let error = parse(output).unwrap_err();
             assert_eq!(error.exit_code(), 2);

@@ -210,7 +210,7 @@ impl Top {
             cells.push(percent(Some(rate(row))));
             table.add_row(cells);
         }
-        output::text(&table)
+        output::plain(&table)
     }
 
     /// What is said below the table.

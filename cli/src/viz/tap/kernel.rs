@@ -17,6 +17,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 use tonic::{Streaming, transport::Channel};
+use weft_k8s_api::printable;
 use weft_proto::{
     agent::{self, Event, WatchRequest, trace_client::TraceClient},
     viz::{self, TapEvent},
@@ -26,7 +27,10 @@ use super::format::common;
 use crate::{
     agent::{SELECTOR, in_pod, on_socket, reason},
     mesh::{list, pods},
-    output::note,
+    output::{
+        colour::{self, paint_if},
+        note,
+    },
     pod_network::PodNetwork,
 };
 
@@ -136,16 +140,12 @@ impl Kernel {
 }
 
 impl Verdict {
-    /// A line as those of requests.
-    pub(super) fn line(&self, tapped: &TapEvent) -> String {
+    /// A line as those of requests, escaped.
+    pub(super) fn line(&self, tapped: &TapEvent, colours: bool) -> String {
         let process = if self.pid == 0 { String::new() } else { format!(" process={}({})", self.command, self.pid) };
-        format!(
-            "knl {} verdict={} original={} new={}{process}",
-            common(tapped, false),
-            self.verdict,
-            self.original_destination,
-            self.new_destination
-        )
+        let ends = format!(" original={} new={}{process}", self.original_destination, self.new_destination);
+        let verdict = paint_if(colours, colour::verdict(&self.verdict), &self.verdict);
+        format!("knl {} verdict={verdict}{}", printable::line(&common(tapped, false)), printable::line(&ends))
     }
 
     pub(super) fn json(&self, tapped: &TapEvent) -> Value {
@@ -257,7 +257,7 @@ mod tests {
         };
         let tapped = tapped("10.0.0.1:4000");
         let (verdict, ()) = tokio::join!(kernel.verdict(&tapped), late);
-        let line = verdict.unwrap().line(&tapped);
+        let line = verdict.unwrap().line(&tapped, false);
         assert!(line.starts_with("knl id=0:1 proxy=out src=10.0.0.1:4000"), "{line}");
         assert!(line.ends_with("verdict=redirect original=10.0.0.2:80 new=127.0.0.1:4140 process=curl(7)"), "{line}");
     }
