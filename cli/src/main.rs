@@ -14,6 +14,7 @@
 //! command's own for `weft sandbox exec`. Refuses to decide anything about the mesh: the libraries do that. Two hidden
 //! subcommands are the program that the sandbox starts for its containers and its janitor.
 
+mod absent;
 mod agent;
 mod authz;
 mod chart;
@@ -127,6 +128,8 @@ enum Command {
     Prune(install::PruneArgs),
     /// Install, check and remove the component that keeps metrics and serves taps
     Viz(install::viz::VizArgs),
+    #[command(flatten)]
+    Absent(absent::AtRoot),
     /// Print the versions of this program, the control plane and proxies
     Version(version::VersionArgs),
     /// Print a completion script
@@ -230,6 +233,7 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Uninstall(args) => runtime()?.block_on(install::uninstall(args)),
         Command::Prune(args) => runtime()?.block_on(install::prune(args)),
         Command::Viz(args) => runtime()?.block_on(install::viz::execute(args)),
+        Command::Absent(command) => Ok(command.refuse()),
         Command::Version(args) => {
             runtime()?.block_on(version::execute(&args))?;
             Ok(ExitCode::SUCCESS)
@@ -281,6 +285,53 @@ mod tests {
         }
         assert_eq!(Cli::try_parse_from(["weft", "status"]).unwrap().color, output::Colour::Auto);
         assert!(Cli::try_parse_from(["weft", "status", "--color", "sometimes"]).is_err());
+    }
+
+    fn shown(arguments: &[&str]) -> String {
+        format!("{:?}", Cli::try_parse_from(arguments).unwrap().command)
+    }
+
+    #[test]
+    fn verbs_of_linkerds_extension_are_understood_below_viz() {
+        let verbs: [&[&str]; 8] = [
+            &["stat", "deploy", "-n", "shop", "-o", "wide"],
+            &["stat-inbound", "deploy/web"],
+            &["stat-outbound", "deploy/web"],
+            &["edges", "po"],
+            &["routes", "svc/web"],
+            &["top", "deploy/web"],
+            &["tap", "deploy/web", "--method", "POST"],
+            &["dashboard", "--port", "0"],
+        ];
+        for arguments in verbs {
+            let below = [&["weft", "viz"], arguments].concat();
+            let at_root = shown(&[&["weft"], arguments].concat());
+            // The same arguments, in another command.
+            let (_, of_root) = at_root.split_once('(').unwrap();
+            assert!(shown(&below).contains(of_root), "{arguments:?}: {at_root}");
+        }
+    }
+
+    #[test]
+    fn commands_that_only_linkerd_has_are_refused_by_name_whatever_follows() {
+        let commands: [&[&str]; 10] = [
+            &["install-cni"],
+            &["multicluster", "link", "--cluster-name", "west"],
+            &["mc", "gateways"],
+            &["jaeger", "install"],
+            &["repair", "--force"],
+            &["viz", "list", "-n", "shop"],
+            &["viz", "allow-scrapes", "--target-namespace", "shop"],
+            &["viz", "profile", "--tap", "deploy/web", "web"],
+            &["viz", "authz", "-n", "shop", "deploy/web"],
+            &["viz", "prune"],
+        ];
+        for arguments in commands {
+            let command = Cli::try_parse_from([&["weft"], arguments].concat()).unwrap().command;
+            assert_eq!(format!("{:?}", execute(command).unwrap()), format!("{:?}", ExitCode::from(2)), "{arguments:?}");
+        }
+        let help = Cli::command().render_long_help().to_string();
+        assert!(!help.contains("install-cni") && !help.contains("multicluster"), "{help}");
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! `weft viz`: installing, checking and removing the component `weft-viz`, as `weft install` does with the mesh: manifests for
-//! `kubectl apply -f -` and `kubectl delete -f -`.
+//! `kubectl apply -f -` and `kubectl delete -f -`. Also the verbs of `linkerd viz`, hidden: they are at the root here.
 
 use std::process::ExitCode;
 
@@ -14,12 +14,15 @@ use super::{
     values::HelmArgs,
 };
 use crate::{
+    absent,
     chart::{Chart, values::Settings},
     check::{self, VizCheckArgs},
     cluster::ClusterArgs,
     component::{NAMESPACE, SELECTOR},
+    dashboard::{self, DashboardArgs},
     manifest::ManifestFormat,
     output,
+    viz::{self, EdgesArgs, InboundArgs, OutboundArgs, RoutesArgs, StatArgs, TapArgs, TopArgs, Verb},
 };
 
 /// Kinds of the chart that the mesh's chart does not have.
@@ -50,6 +53,32 @@ enum VizCommand {
     Uninstall(UninstallArgs),
     /// Check whether the component is sound
     Check(VizCheckArgs),
+    /// As `weft stat`
+    #[command(hide = true)]
+    Stat(Box<StatArgs>),
+    /// As `weft stat-inbound`
+    #[command(hide = true)]
+    StatInbound(Box<InboundArgs>),
+    /// As `weft stat-outbound`
+    #[command(hide = true)]
+    StatOutbound(Box<OutboundArgs>),
+    /// As `weft edges`
+    #[command(hide = true)]
+    Edges(Box<EdgesArgs>),
+    /// As `weft routes`
+    #[command(hide = true)]
+    Routes(Box<RoutesArgs>),
+    /// As `weft top`
+    #[command(hide = true)]
+    Top(Box<TopArgs>),
+    /// As `weft tap`
+    #[command(hide = true)]
+    Tap(Box<TapArgs>),
+    /// As `weft dashboard`
+    #[command(hide = true)]
+    Dashboard(DashboardArgs),
+    #[command(flatten)]
+    Absent(absent::InViz),
 }
 
 #[derive(Debug, Args)]
@@ -93,7 +122,25 @@ pub(crate) async fn execute(args: VizArgs) -> Result<ExitCode> {
         VizCommand::Install(args) => install(args).await,
         VizCommand::Uninstall(args) => uninstall(args).await,
         VizCommand::Check(args) => check::viz(args).await,
+        VizCommand::Stat(args) => read(Verb::Stat(args)).await,
+        VizCommand::StatInbound(args) => read(Verb::Inbound(args)).await,
+        VizCommand::StatOutbound(args) => read(Verb::Outbound(args)).await,
+        VizCommand::Edges(args) => read(Verb::Edges(args)).await,
+        VizCommand::Routes(args) => read(Verb::Routes(args)).await,
+        VizCommand::Top(args) => read(Verb::Top(args)).await,
+        VizCommand::Tap(args) => read(Verb::Tap(args)).await,
+        VizCommand::Dashboard(args) => {
+            dashboard::execute(args).await?;
+            Ok(ExitCode::SUCCESS)
+        }
+        VizCommand::Absent(command) => Ok(command.refuse()),
     }
+}
+
+/// A verb that Linkerd has below `viz`, and Weft at the root.
+async fn read(verb: Verb) -> Result<ExitCode> {
+    viz::execute(verb).await?;
+    Ok(ExitCode::SUCCESS)
 }
 
 async fn install(args: InstallArgs) -> Result<ExitCode> {
