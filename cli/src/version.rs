@@ -54,6 +54,9 @@ pub(crate) struct VersionArgs {
 struct Version {
     /// Of this program.
     version: &'static str,
+    /// The commit that this program was built from; `None` outside `cargo xtask dist`, which sets it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    commit: Option<&'static str>,
     architecture: &'static str,
     operating_system: &'static str,
     /// `None` if /proc is not mounted.
@@ -69,6 +72,7 @@ struct Version {
 pub(crate) async fn execute(args: &VersionArgs) -> Result<()> {
     let mut version = Version {
         version: env!("CARGO_PKG_VERSION"),
+        commit: option_env!("WEFT_GIT_SHA").filter(|commit| !commit.is_empty()),
         architecture: std::env::consts::ARCH,
         operating_system: std::env::consts::OS,
         kernel: fs::read_to_string("/proc/sys/kernel/osrelease").ok().map(|release| release.trim().to_owned()),
@@ -144,6 +148,9 @@ fn text(version: &Version, args: &VersionArgs) -> String {
     let mut text = String::new();
     let label = |label: &str| if args.short { String::new() } else { format!("{label} version: ") };
     let _ = writeln!(text, "{}{}", label("Client"), version.version);
+    if let Some(commit) = version.commit.filter(|_| !args.short) {
+        let _ = writeln!(text, "Client commit: {commit}");
+    }
     if let Some(server) = &version.server {
         let _ = writeln!(text, "{}{}", label("Server"), printable::line(server));
     }
@@ -202,6 +209,9 @@ mod tests {
         let proxies = "Proxy versions:\n\t0.0.8 (1 pod)\n\t0.0.9 (3 pods)\n";
         assert_eq!(printed(&["--proxy"], &version), format!("Client version: 0.1.0\nServer version: 0.0.9\n{proxies}"));
         assert_eq!(printed(&["--proxy", "--short"], &version), "0.1.0\n0.0.9\n0.0.8\n0.0.9\n");
+        let built = Version { version: "0.1.0", commit: Some("0a1b2c"), ..Version::default() };
+        assert_eq!(printed(&["--client"], &built), "Client version: 0.1.0\nClient commit: 0a1b2c\n");
+        assert_eq!(printed(&["--client", "--short"], &built), "0.1.0\n");
         let client = Version { version: "0.1.0", ..Version::default() };
         assert_eq!(printed(&["--client"], &client), "Client version: 0.1.0\n");
         assert_eq!(printed(&["--client", "--short"], &client), "0.1.0\n");

@@ -130,7 +130,7 @@ impl Programs {
             Profile::Dist => cargo.args(["--profile", "dist"]),
         };
         let commit = command::output(Command::new("git").current_dir(&workspace.root).args(["rev-parse", "HEAD"]));
-        // Shown by the proxy's metric proxy_build_info; empty outside a repository, such as in an unpacked archive.
+        // Shown by the proxy's metric proxy_build_info and by `weft version`; empty outside a repository, such as in an unpacked archive.
         cargo.env("WEFT_GIT_SHA", commit.unwrap_or_default().trim());
         let mut flags = workspace.remapping()?;
         flags.push("-Ctarget-feature=+crt-static".to_owned());
