@@ -57,7 +57,8 @@ use weft_sandbox::host::{container, janitor};
 #[command(
     name = "weft",
     version,
-    about = "A service mesh that the kernel redirects to",
+    about = "A service mesh for Kubernetes, wire-compatible with Linkerd: eBPF programs on each node redirect the traffic of pods to \
+             the proxies in them, which encrypt, authorize and measure it",
     after_help = "Examples:
   weft check                             whether the mesh of the current kubeconfig's cluster is sound
   weft status                            its parts, and which pods the kernel redirects
