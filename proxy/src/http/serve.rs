@@ -113,7 +113,9 @@ where
             let mut server = pin!(
                 http1::Builder::new()
                     .auto_date_header(false)
-                    .pipeline_flush(true)
+                    // Copied into one buffer: in a queue each piece would keep the whole buffer that it was read into. And without
+                    // `pipeline_flush`, for which hyper ignores the bound of that buffer.
+                    .writev(false)
                     .max_header_size(MAX_HEAD_BYTES)
                     .max_buf_size(MAX_BUFFER_BYTES)
                     .timer(KeptTimer::default())

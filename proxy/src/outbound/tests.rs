@@ -20,6 +20,7 @@ mod resets;
 mod resilience;
 mod tap;
 mod trace;
+mod unread;
 mod websocket;
 
 use std::{
