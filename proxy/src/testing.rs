@@ -1,18 +1,27 @@
-//! What tests of every part need: servers on loopback, and waiting for what comes later.
+//! What tests of every part need: servers on loopback, waiting for what comes later, the log, and processes of their own.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{io, net::SocketAddr, process::Command, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use tokio::{
     net::{TcpListener, TcpStream},
     time::Instant,
 };
+use tracing::subscriber::DefaultGuard;
+use tracing_subscriber::fmt::MakeWriter;
+
+use crate::listen;
+
+/// Set in processes that [`alone`] starts.
+const ROLE: &str = "WEFT_TEST_ROLE";
 
 /// Passes each connection to a new address on loopback to `serve`, as long as the test runs.
 pub(crate) async fn serve_each<F>(mut serve: impl FnMut(TcpStream) -> F + Send + 'static) -> SocketAddr
 where
     F: Future<Output: Send> + Send + 'static,
 {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    // tokio's own queue has 128 places. A connection that finds none takes a second, more than the proxy waits for the application.
+    let listener = TcpListener::from_std(listen::bind("127.0.0.1:0".parse().unwrap(), 1).unwrap().remove(0)).unwrap();
     let addr = listener.local_addr().unwrap();
     tokio::spawn(async move {
         loop {
@@ -29,5 +38,52 @@ pub(crate) async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     while !holds() {
         assert!(Instant::now() < deadline, "{what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// This program, to run again with nothing but the test of this name, for which [`role`] is `role` then.
+pub(crate) fn alone(test: &str, role: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture"]).env(ROLE, role);
+    command
+}
+
+/// What this process was started for by [`alone`]; `None` if it runs tests as usual.
+pub(crate) fn role() -> Option<String> {
+    std::env::var(ROLE).ok()
+}
+
+/// What a thread logs.
+#[derive(Clone, Default)]
+pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    /// Gets what this thread logs until the guard is dropped.
+    pub(crate) fn of_this_thread(&self) -> DefaultGuard {
+        let log = tracing_subscriber::fmt().with_writer(self.clone()).with_ansi(false);
+        tracing::subscriber::set_default(log.with_max_level(tracing::Level::TRACE).finish())
+    }
+
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8(self.0.lock().clone()).unwrap()
+    }
+}
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
     }
 }

@@ -15,10 +15,11 @@ use weft_tls::{
 };
 
 use crate::{
-    config::Config,
+    config::{Config, SocketConfig},
     control::{ControlClient, Trust},
     discover::Discover,
     dns::Dns,
+    listen::{self, Accepted, Listener},
     metrics::ProxyMetrics,
     outbound::Outbound,
     policy::Policies,
@@ -184,13 +185,18 @@ async fn serve(inbound: super::Inbound, client: Option<SocketAddr>, target: Sock
 }
 
 async fn serve_on(inbound: Arc<super::Inbound>, client: Option<SocketAddr>, target: SocketAddr) -> u16 {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
+    let bound = listen::bind("127.0.0.1:0".parse().unwrap(), 1).unwrap().remove(0);
+    let port = bound.local_addr().unwrap().port();
+    let listener = Listener::new(bound, SocketConfig::default()).unwrap();
     tokio::spawn(async move {
-        while let Ok((stream, peer)) = listener.accept().await {
+        loop {
+            let Accepted { stream, peer, permit } = listener.accept().await;
             let inbound = Arc::clone(&inbound);
             let peer = client.unwrap_or(peer);
-            tokio::spawn(async move { super::accept::serve(&inbound, stream, peer, target).await });
+            tokio::spawn(async move {
+                let _permit = permit;
+                super::accept::serve(&inbound, stream, peer, target).await
+            });
         }
     });
     port

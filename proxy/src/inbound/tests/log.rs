@@ -1,51 +1,12 @@
 //! What the log says about requests.
 
-use std::io;
-
-use parking_lot::Mutex;
-use tracing::subscriber::DefaultGuard;
-use tracing_subscriber::fmt::MakeWriter;
-
 use super::*;
-
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Lines {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl<'a> MakeWriter<'a> for Lines {
-    type Writer = Self;
-
-    fn make_writer(&'a self) -> Self {
-        self.clone()
-    }
-}
-
-impl Lines {
-    /// Gets what this thread logs until the guard is dropped.
-    fn of_this_thread(&self) -> DefaultGuard {
-        let log = tracing_subscriber::fmt().with_writer(self.clone()).with_ansi(false);
-        tracing::subscriber::set_default(log.with_max_level(tracing::Level::TRACE).finish())
-    }
-
-    fn text(&self) -> String {
-        String::from_utf8(self.0.lock().clone()).unwrap()
-    }
-}
+use crate::testing::Log;
 
 #[tokio::test]
 async fn what_is_admitted_for_an_audit_alone_is_logged() {
     for (authorization, expected) in [("all", 0), ("audit", 1)] {
-        let lines = Lines::default();
+        let lines = Log::default();
         let _guard = lines.of_this_thread();
         let world = World::new(http_app().await).await;
         world.policies.publish(world.app.port(), detecting(vec![authz(authorization, anybody())]));
@@ -61,7 +22,7 @@ async fn what_is_admitted_for_an_audit_alone_is_logged() {
 #[tokio::test]
 async fn headers_are_logged_only_where_the_settings_allow_it() {
     for is_allowed in [false, true] {
-        let lines = Lines::default();
+        let lines = Log::default();
         let _guard = lines.of_this_thread();
         let world = World::with(http_app().await, |config| config.log_headers = is_allowed).await;
         assert_eq!(world.get(Via::Tls, Some(ELSEWHERE), "/").await.0, StatusCode::OK);
