@@ -453,6 +453,15 @@ impl Balanced {
         backoff.probing = false;
     }
 
+    /// Records that no connection could be tried, by no fault of the endpoint's. If it was to probe the endpoint, the next one is.
+    pub(crate) fn untried(&self) {
+        let mut backoff = self.backoff.lock();
+        if std::mem::take(&mut backoff.probing) {
+            backoff.until = Some(Instant::now());
+            self.pool.available.notify_waiters();
+        }
+    }
+
     /// Records that a connection was made, or still works.
     pub(crate) fn recovered(&self) {
         let mut backoff = self.backoff.lock();

@@ -137,7 +137,10 @@ async fn connect(
                 in_flight.measured();
                 return Ok((stream, Arc::clone(&balanced.endpoint), Some(in_flight)));
             }
-            Err(error) if error.is_local() => return Err(error.into()),
+            Err(error) if error.is_local() => {
+                balanced.untried();
+                return Err(error.into());
+            }
             Err(error) => {
                 tracing::debug!(%error, "endpoint is passed over");
                 balanced.failed();

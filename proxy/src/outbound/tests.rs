@@ -3,6 +3,7 @@
 mod close;
 mod connecting;
 mod control;
+mod descriptors;
 mod distribution;
 mod fake;
 mod faults;

@@ -127,6 +127,29 @@ async fn one_connection_tries_an_endpoint_after_its_rest() {
     woken.await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_probe_that_fails_on_this_side_leaves_the_endpoint_to_the_next_connection() {
+    let endpoint = balanced();
+    endpoint.untried();
+    assert_eq!(endpoint.backs_off_until(Instant::now()), None);
+    endpoint.failed();
+    let rest = endpoint.backs_off_until(Instant::now()).unwrap();
+    endpoint.untried();
+    assert_eq!(endpoint.backs_off_until(Instant::now()), Some(rest), "a connection that began before has no say");
+    tokio::time::advance(rest - Instant::now()).await;
+    endpoint.picked(Instant::now());
+    assert!(endpoint.backs_off_until(Instant::now()).is_some());
+    let woken = endpoint.pool.available.notified();
+    endpoint.untried();
+    woken.await;
+    assert_eq!(endpoint.backs_off_until(Instant::now()), None);
+    endpoint.picked(Instant::now());
+    assert!(endpoint.backs_off_until(Instant::now()).is_some(), "one at a time");
+    endpoint.failed();
+    let longer = endpoint.backs_off_until(Instant::now()).unwrap();
+    assert!(longer >= Instant::now() + Duration::from_millis(200), "it was never reached");
+}
+
 #[tokio::test]
 async fn thousands_of_endpoints_are_reconciled_in_one_pass() {
     let (shared, _drain) = testing::shared(testing::config(), &Mesh::new());

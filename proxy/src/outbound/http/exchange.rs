@@ -209,7 +209,12 @@ impl Exchange<'_> {
                     tracing::debug!(%error, "endpoint is passed over");
                     balanced.failed();
                 }
-                (Some(error), _) => return Err(connect_failure(&error).into()),
+                (Some(error), balanced) => {
+                    if let Some(balanced) = balanced.as_ref().filter(|_| error.is_local()) {
+                        balanced.untried();
+                    }
+                    return Err(connect_failure(&error).into());
+                }
                 (None, _) if stale < STALE_ATTEMPTS => stale += 1,
                 (None, _) => return Err(Failure::BadGateway("the endpoint keeps closing connections".into()).into()),
             }

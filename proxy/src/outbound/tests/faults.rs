@@ -114,8 +114,8 @@ fn with_headers() -> OutboundPolicy {
     changed(|rule| rule.allow_l5d_request_headers = true)
 }
 
-/// Echoes bytes, HTTP of both versions with trailers, and what comes after an upgrade.
-async fn application_of_everything() -> SocketAddr {
+/// Echoes bytes that begin with 0, HTTP of both versions with trailers, and what comes after an upgrade.
+pub(super) async fn application_of_everything() -> SocketAddr {
     serve_each(move |mut stream| async move {
         let mut first = [0];
         if stream.peek(&mut first).await.is_ok() && first == [0] {
