@@ -3,6 +3,7 @@
 //! Latencies are of whole exchanges. A closed loop sends the next request when the last one is answered; an open loop
 //! sends at fixed times and counts from these, so that a stall shows in every request that it delayed.
 
+mod flood;
 mod http1;
 mod http2;
 mod meter;
@@ -18,6 +19,8 @@ use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use tokio::task::{JoinSet, LocalSet};
 
+use flood::Running;
+pub use flood::{Flood, FloodCounts};
 pub use meter::Measured;
 use meter::Meter;
 use server::Server;
@@ -28,7 +31,7 @@ use usage::Cpu;
 const EXCHANGE_WITHIN: Duration = Duration::from_secs(10);
 /// Pause before a failed connection is opened again.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Connections that are opened at once by [`Order::Hold`].
+/// Connections that are opened at once by [`Order::Hold`] and by floods that hold connections.
 const OPENING: usize = 32;
 
 /// Orders to the processes in the pods.
@@ -47,6 +50,15 @@ pub enum Order {
         /// How many.
         connections: usize,
     },
+    /// Flood a proxy, in place of an earlier flood, until [`Order::EndFlood`]. The reply comes when the flood is in force.
+    Flood {
+        /// With what.
+        flood: Flood,
+        /// Where to.
+        target: SocketAddr,
+    },
+    /// End the flood.
+    EndFlood,
     /// Kill a proxy in this pod, and wait until the next one in its place is ready.
     Restart {
         /// The proxy's process.
@@ -63,6 +75,8 @@ pub enum Reply {
     Done,
     /// Of [`Order::Load`].
     Measured(Measured),
+    /// Of [`Order::EndFlood`].
+    Flooded(FloodCounts),
     /// Of [`Order::Restart`].
     Started(Started),
 }
@@ -134,6 +148,7 @@ pub enum Shape {
 pub struct Process {
     server: Option<Server>,
     held: Vec<std::net::TcpStream>,
+    flood: Option<Running>,
 }
 
 impl Process {
@@ -151,6 +166,16 @@ impl Process {
                 // Both sets together may be more than the limit of open files.
                 self.held.clear();
                 self.held = on_this_thread(hold(target, http, connections))?;
+            }
+            Order::Flood { flood, target } => {
+                if let Some(earlier) = self.flood.take() {
+                    earlier.end().context("the earlier flood")?;
+                }
+                self.flood = Some(Running::start(flood, target, flood::BEGINS_WITHIN)?);
+            }
+            Order::EndFlood => {
+                let counts = self.flood.take().context("there is no flood")?.end()?;
+                return Ok(Reply::Flooded(counts));
             }
         }
         Ok(Reply::Done)

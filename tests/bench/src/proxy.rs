@@ -1,6 +1,6 @@
 //! What two proxies between a client and a server cost: ours, HAProxy's with HTTP/1.1 and with HTTP/2 between them, no
-//! proxy, and our opaque path as the floor, side by side in one run. With a directory of other programs of ours,
-//! a change is measured before and after.
+//! proxy, and our opaque path as the floor, side by side in one run; and what a peer that floods the server's proxy costs
+//! the others. With a directory of other programs of ours, a change is measured before and after.
 //!
 //! All contenders run at once and are measured in turn, in another order each time, so that a change of the machine's
 //! speed affects all of them. A [`load`](crate::load) is one thread against one thread of a server; what it costs each
@@ -28,7 +28,12 @@ pub use report::{Numbers, Report, RowReport, Sample};
 use rows::{Act, Contender, ROWS, Row};
 use site::{Proxies, Site};
 
-use crate::{load::Measured, machine::Machine, node::Footprint, target};
+use crate::{
+    load::{Flood, FloodCounts, Measured},
+    machine::Machine,
+    node::Footprint,
+    target,
+};
 
 /// Rows with new sandboxes for each repetition. Memory varies less than time.
 const FRESH_REPETITIONS: u32 = 3;
@@ -50,14 +55,17 @@ const HANDSHAKE: Duration = Duration::from_millis(1);
                                        before and after a change, in one run
   weft-bench proxy --rows http1-64 --contenders weft,haproxy-http2 --profile
                                        with where the proxies spend their time
+  weft-bench proxy --rows flood-heads,flood-resets --contenders weft,weft-flooded
+                                       what a flood costs the others
   weft-bench proxy --rows http1-16 --seconds 1 --repetitions 1")]
 pub struct Args {
     /// Print everything as one JSON object on the last line
     #[arg(long)]
     pub json: bool,
     /// What to measure: http1-1, http1-16, http1-64, http1-256, http2-1x64, http2-16x4, connection, open-1000, open-5000,
-    /// bulk, round-trip, grpc-unary, grpc-stream, endpoints-1000, endpoints-10000, workers, tap, idle-http-1000,
-    /// idle-http-10000, idle-opaque-1000, idle-opaque-10000, start
+    /// bulk, round-trip, grpc-unary, grpc-stream, endpoints-1000, endpoints-10000, workers, tap, flood-heads,
+    /// flood-hellos, flood-resets, flood-connections, idle-http-1000, idle-http-10000, idle-opaque-1000,
+    /// idle-opaque-10000, start
     /// [default: all]
     #[arg(long, value_delimiter = ',', value_name = "ROW", value_parser = Row::named, hide_possible_values = true)]
     pub rows: Vec<&'static Row>,
@@ -77,6 +85,14 @@ pub struct Args {
     /// the stacks are written to this directory, a file for each row and contender
     #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "profiles")]
     pub profile: Option<PathBuf>,
+}
+
+/// One turn of a contender.
+struct Turn {
+    measured: Measured,
+    /// Of the outbound and the inbound proxy, while the flood is still in force.
+    memory: Option<[Footprint; 2]>,
+    flood: Option<(Flood, FloodCounts)>,
 }
 
 /// A run and what it has started.
@@ -198,13 +214,12 @@ impl Bench {
         let mut turns = self.turns(row);
         for repetition in 1..=self.args.repetitions {
             for contender in &turns {
-                let measured = self.measure(row, *contender).await?;
-                let site = site::find(&mut self.sites, *contender)?;
+                let Turn { measured, memory, flood } = self.measure(row, *contender).await?;
                 let problem = measured.problem.clone();
                 let name = contender.label();
                 anyhow::ensure!(measured.count > 0, "{name} answered nothing: {}", problem.unwrap_or_default());
-                let memory = site.proxies(*contender)?.map(footprints).transpose()?;
-                let sample = report::loaded(shape, &measured, memory);
+                let mut sample = report::loaded(shape, &measured, memory);
+                sample.extend(flood.iter().flat_map(|(flood, counts)| report::flooded(*flood, counts)));
                 say(repetition, self.args.repetitions, row, *contender, &sample);
                 let numbers = report.contenders.entry(*contender).or_default();
                 numbers.add(sample);
@@ -217,8 +232,25 @@ impl Bench {
         Ok(report)
     }
 
-    /// One turn of a contender.
-    async fn measure(&mut self, row: &Row, contender: Contender) -> anyhow::Result<Measured> {
+    /// One turn of a contender, under a flood if it is measured under one.
+    async fn measure(&mut self, row: &Row, contender: Contender) -> anyhow::Result<Turn> {
+        let flood = row.flood(contender);
+        if let Some(flood) = flood {
+            site::find(&mut self.sites, contender)?.flood(contender, flood).await.context("flood")?;
+        }
+        let measured = self.send(row, contender).await;
+        let site = site::find(&mut self.sites, contender)?;
+        let memory = site.proxies(contender).and_then(|proxies| proxies.map(footprints).transpose());
+        // Before anything fails: the next turn is not to be flooded.
+        let flood = match flood {
+            Some(flood) => Some((flood, site.end_flood().await.context("end the flood")?)),
+            None => None,
+        };
+        Ok(Turn { measured: measured?, memory: memory?, flood })
+    }
+
+    /// The load of one turn.
+    async fn send(&mut self, row: &Row, contender: Contender) -> anyhow::Result<Measured> {
         let shape = row.shape().context("not a load")?;
         let time = Duration::from_secs(self.args.seconds.into());
         let site = site::find(&mut self.sites, contender)?;
@@ -264,7 +296,9 @@ impl Bench {
                         report::started(started, certified)
                     }
                     Act::Idle { connections, .. } => idle(site, row, contender, connections).await?,
-                    Act::Load(_) | Act::Endpoints { .. } | Act::Workers | Act::Tap => anyhow::bail!("a load"),
+                    Act::Load(_) | Act::Endpoints { .. } | Act::Workers | Act::Tap | Act::Flood(_) => {
+                        anyhow::bail!("a load")
+                    }
                 };
                 say(repetition, repetitions, row, contender, &sample);
                 report.contenders.entry(contender).or_default().add(sample);
@@ -294,15 +328,19 @@ fn say(repetition: u32, of: u32, row: &Row, contender: Contender, sample: &Sampl
         "per_second",
         "gbit_per_second",
         "p50_us",
+        "p99_us",
         "cpu_outbound_us",
         "cpu_inbound_us",
         "outbound_connection_kib",
         "inbound_connection_kib",
         "certificate_ms",
         "ready_ms",
+        "flood_open",
+        "flood_connections_per_second",
+        "flood_resets_per_second",
     ];
     let numbers: Vec<_> = keys.into_iter().filter_map(shown).collect();
-    println!("{repetition}/{of} {:<12} {:<14} {}", row.name, contender.label(), numbers.join(", "));
+    println!("{repetition}/{of} {:<17} {:<21} {}", row.name, contender.label(), numbers.join(", "));
 }
 
 fn footprints(proxies: Proxies) -> anyhow::Result<[Footprint; 2]> {
@@ -311,16 +349,24 @@ fn footprints(proxies: Proxies) -> anyhow::Result<[Footprint; 2]> {
 
 /// Why this machine cannot hold the connections of a row.
 fn too_many(act: Act) -> Option<String> {
+    let needed = descriptors(act)?;
+    let limit = getrlimit(Resource::Nofile).maximum?;
+    (limit < needed).then(|| format!("a process needs {needed} open files, and the limit here is {limit}"))
+}
+
+/// The most descriptors that a process of a row with thousands of connections needs.
+fn descriptors(act: Act) -> Option<u64> {
     let connections = match act {
         // The server's proxy has a connection from the other proxy and one to the application for each.
         Act::Endpoints { number } => 2 * u64::from(number),
         // Bytes have a connection to either side; HTTP connections share the one to the other proxy.
         Act::Idle { http, connections } => u64::from(connections) * if http { 1 } else { 2 },
+        // The flooder and the server's proxy. No request is complete, so none goes to the application.
+        Act::Flood(Flood::Heads { connections } | Flood::Hellos { connections }) => connections.into(),
+        Act::Flood(Flood::Resets { .. } | Flood::Connections { .. }) => return None,
         Act::Load(_) | Act::Workers | Act::Tap | Act::Start => return None,
     };
-    let needed = connections + OTHER_DESCRIPTORS;
-    let limit = getrlimit(Resource::Nofile).maximum?;
-    (limit < needed).then(|| format!("a process needs {needed} open files, and the limit here is {limit}"))
+    Some(connections + OTHER_DESCRIPTORS)
 }
 
 #[cfg(test)]
@@ -348,5 +394,28 @@ mod tests {
         assert!(both.args.contenders.contains(&Contender::Baseline));
         assert!(Bench::new(Args { contenders: vec![Contender::Baseline], ..args() }).is_err());
         assert!(Bench::new(Args { contenders: vec![Contender::Weft], baseline: Some(".".into()), ..args() }).is_err());
+    }
+
+    #[test]
+    fn a_flood_needs_a_descriptor_for_each_connection_that_it_holds() {
+        let needed = |name| descriptors(Row::named(name).unwrap().act);
+        for row in ["flood-heads", "flood-hellos", "idle-http-10000"] {
+            assert_eq!(needed(row), Some(10_200), "{row}");
+        }
+        for row in ["flood-resets", "flood-connections", "http1-64"] {
+            assert_eq!(needed(row), None, "{row}");
+        }
+    }
+
+    #[test]
+    fn the_help_names_every_row() {
+        use clap::Args as _;
+        let command = Args::augment_args(clap::Command::new("proxy"));
+        let rows = command.get_arguments().find(|argument| argument.get_id() == "rows").unwrap();
+        let help = rows.get_help().unwrap().to_string();
+        let words: Vec<_> = help.split([' ', ',', '\n', '[']).collect();
+        for row in &ROWS {
+            assert!(words.contains(&row.name), "{}: {help}", row.name);
+        }
     }
 }

@@ -1,10 +1,11 @@
 //! A pair of HAProxys in the places of our proxies: one in the client's pod, which the client dials on loopback, and one
-//! in the server's. Between them is TLS 1.3, and each verifies the other's certificate.
+//! in the server's. Between them is TLS 1.3, and each verifies the other's certificate. The server's has ports without
+//! TLS as well, as our proxy takes both on the application's port: peers outside the mesh flood these.
 
 use std::{
     fmt::Write as _,
     fs::{self, File},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     process::Stdio,
 };
@@ -16,7 +17,7 @@ use tokio::process::Child;
 use weft_sandbox::client::Sandbox;
 
 use super::rows::Protocol;
-use crate::load::server;
+use crate::load::{Flood, server};
 
 /// The name in the server's certificate.
 const SERVER_NAME: &str = "server.bench";
@@ -111,6 +112,16 @@ impl Pair {
         SocketAddr::from(([127, 0, 0, 1], self.hop.base() + offset(protocol)))
     }
 
+    /// Where a peer outside the mesh floods the server's side.
+    pub(super) fn flooded(&self, server: IpAddr, flood: Flood) -> SocketAddr {
+        let port = match flood {
+            Flood::Hellos { .. } => self.hop.ports(Protocol::Http1).1,
+            Flood::Heads { .. } | Flood::Connections { .. } => self.hop.plain(Protocol::Http1),
+            Flood::Resets { .. } => self.hop.plain(Protocol::Http2),
+        };
+        SocketAddr::new(server, port)
+    }
+
     /// The process ids, the client's side first.
     ///
     /// # Errors
@@ -179,8 +190,10 @@ impl Hop {
                 text,
                 "frontend hop-{hop}\n  bind :{hop} ssl crt {files}/{SERVER_NAME}.pem ca-file {files}/root.pem \
                  verify required{alpn}\n  default_backend app-{hop}\n\
+                 frontend plain-{hop}\n  bind :{plain}{speaks}\n  default_backend app-{hop}\n\
                  backend app-{hop}\n  server app 127.0.0.1:{app}{speaks}\n",
                 app = app(*protocol),
+                plain = self.plain(*protocol),
                 speaks = speaks(*protocol),
                 alpn = self.alpn(),
             );
@@ -205,6 +218,11 @@ impl Hop {
     fn ports(self, protocol: Protocol) -> (u16, u16) {
         let front = self.base() + offset(protocol);
         (front, front + 10)
+    }
+
+    /// The port of the other side without TLS.
+    fn plain(self, protocol: Protocol) -> u16 {
+        self.base() + offset(protocol) + 20
     }
 }
 
@@ -246,6 +264,9 @@ mod tests {
                 assert!(client.contains(&format!("bind 127.0.0.1:{front}")), "{client}");
                 assert!(client.contains(&format!("10.0.0.2:{behind} ssl")), "{client}");
                 assert!(server.contains(&format!("bind :{behind} ssl")), "{server}");
+                let plain = hop.plain(*protocol);
+                assert!(server.contains(&format!("bind :{plain}{}\n", speaks(*protocol))), "{server}");
+                assert!(!client.contains(&plain.to_string()), "{client}");
             }
         }
     }
@@ -253,8 +274,12 @@ mod tests {
     #[test]
     fn no_two_pairs_share_a_port() {
         let hops = [Hop::Http1, Hop::Http2, Hop::Tcp];
-        let ports = hops.iter().flat_map(|hop| hop.protocols().iter().map(|protocol| hop.ports(*protocol)));
-        let mut all: Vec<_> = ports.flat_map(|(front, hop)| [front, hop]).collect();
+        let ports = hops.iter().flat_map(|hop| hop.protocols().iter().map(move |protocol| (hop, *protocol)));
+        let each = |(hop, protocol): (&Hop, Protocol)| {
+            let (front, behind) = hop.ports(protocol);
+            [front, behind, hop.plain(protocol)]
+        };
+        let mut all: Vec<_> = ports.flat_map(each).collect();
         let count = all.len();
         all.sort_unstable();
         all.dedup();

@@ -10,7 +10,7 @@ use super::{
     rows::{Act, Contender, Row},
 };
 use crate::{
-    load::{Measured, Shape, Started},
+    load::{Flood, FloodCounts, Measured, Shape, Started},
     machine::Machine,
     node::Footprint,
     result::{median, spread},
@@ -28,7 +28,7 @@ const MIB: f64 = (1 << 20) as f64;
 pub type Sample = BTreeMap<&'static str, f64>;
 
 /// Columns: key in JSON, heading.
-const COLUMNS: [(&str, &str); 17] = [
+const COLUMNS: [(&str, &str); 20] = [
     ("per_second", "per s"),
     ("gbit_per_second", "Gbit/s"),
     ("p50_us", "p50 us"),
@@ -41,6 +41,9 @@ const COLUMNS: [(&str, &str); 17] = [
     ("cpu_load_us", "load us"),
     ("rss_outbound_mib", "RSS out MiB"),
     ("rss_inbound_mib", "RSS in MiB"),
+    ("flood_open", "flood open"),
+    ("flood_connections_per_second", "flood conn/s"),
+    ("flood_resets_per_second", "flood resets/s"),
     ("outbound_connection_kib", "out KiB/conn"),
     ("inbound_connection_kib", "in KiB/conn"),
     ("certificate_ms", "start to certificate ms"),
@@ -129,6 +132,17 @@ pub(super) fn loaded(shape: Shape, measured: &Measured, memory: Option<[Footprin
         sample.extend(resident(memory));
     }
     sample
+}
+
+/// What a flood came to, for a load's sample.
+pub(super) fn flooded(flood: Flood, counts: &FloodCounts) -> Sample {
+    let per_second = |count: u64| count as f64 / counts.seconds;
+    let opened = ("flood_connections_per_second", per_second(counts.opened));
+    match flood {
+        Flood::Heads { .. } | Flood::Hellos { .. } => [("flood_open", counts.open as f64), opened].into(),
+        Flood::Resets { .. } => [("flood_resets_per_second", per_second(counts.resets)), opened].into(),
+        Flood::Connections { .. } => [opened].into(),
+    }
 }
 
 /// A sample of idle connections.
@@ -307,6 +321,11 @@ pub(super) fn targets(rows: &[RowReport]) -> Vec<Target> {
                 let more = without.iter().zip(&with).map(|(without, with)| (with / without - 1.0) * 100.0).collect();
                 at_most(format!("{name}, CPU that a tap adds"), "%", 3.0, more);
             }
+            Act::Flood(_) => {
+                let (alone, flooded) = (ours("p99_us"), row.of(Contender::Flooded, "p99_us"));
+                let times = alone.iter().zip(&flooded).map(|(alone, flooded)| flooded / alone).collect();
+                at_most(format!("{name}, p99 under the flood over p99 without it"), "times", 2.0, times);
+            }
             // HAProxy takes no part.
             Act::Endpoints { .. } => {}
             Act::Start => {
@@ -364,6 +383,40 @@ mod tests {
         assert_eq!(sample["cpu_outbound_us"], 1.0);
         assert_eq!(sample["gbit_per_second"], f64::from(1 << 30) * 8.0 / 2e9);
         assert!(!sample.contains_key("p50_us"));
+    }
+
+    #[test]
+    fn a_flood_counts_by_the_second_and_as_what_is_open() {
+        let counts = FloodCounts { seconds: 4.0, open: 7, opened: 20, resets: 8000, problem: None };
+        for (flood, expected) in [
+            (Flood::Heads { connections: 7 }, vec![("flood_connections_per_second", 5.0), ("flood_open", 7.0)]),
+            (
+                Flood::Resets { connections: 1, per_second: 2000 },
+                vec![("flood_connections_per_second", 5.0), ("flood_resets_per_second", 2000.0)],
+            ),
+            (Flood::Connections { per_second: 5 }, vec![("flood_connections_per_second", 5.0)]),
+        ] {
+            let sample = flooded(flood, &counts);
+            assert_eq!(sample, expected.into_iter().collect(), "{flood:?}");
+            assert!(sample.keys().all(|key| COLUMNS.iter().any(|(column, _)| column == key)), "{flood:?}");
+        }
+    }
+
+    #[test]
+    fn the_goal_of_a_flood_is_a_ratio_of_our_own_p99_in_the_same_repetition() {
+        use Contender::{Flooded, HaproxyHttp1, HaproxyHttp1Flooded, Weft};
+        let row = row(
+            "flood-heads",
+            &[
+                (Weft, "p99_us", &[400.0, 500.0]),
+                (Flooded, "p99_us", &[600.0, 500.0]),
+                (HaproxyHttp1, "p99_us", &[100.0, 100.0]),
+                (HaproxyHttp1Flooded, "p99_us", &[900.0, 900.0]),
+            ],
+        );
+        let targets = targets(&[row]);
+        assert_eq!(targets.len(), 1);
+        assert!((targets[0].measured, targets[0].limit) == (1.25, 2.0), "{targets:?}");
     }
 
     #[test]

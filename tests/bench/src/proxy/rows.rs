@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use serde::Serialize;
 
-use crate::load::Shape;
+use crate::load::{Flood, Shape};
 
 /// A line of the comparison.
 #[derive(Debug)]
@@ -30,6 +30,8 @@ pub(super) enum Act {
     Workers,
     /// The load of `http1-64` while nobody looks, and while both pods are tapped.
     Tap,
+    /// The load of `open-1000` while nobody else comes, and while a peer outside the mesh floods the server's proxy.
+    Flood(Flood),
     /// Connections that do nothing.
     Idle {
         /// HTTP/1.1, or else opaque bytes.
@@ -59,10 +61,18 @@ pub enum Contender {
     #[value(name = "weft-tapped")]
     #[serde(rename = "weft-tapped")]
     Tapped,
+    /// The same proxies as weft, while a pod outside the mesh floods the server's
+    #[value(name = "weft-flooded")]
+    #[serde(rename = "weft-flooded")]
+    Flooded,
     /// Two HAProxys that speak HTTP/1.1 over mutual TLS
     #[value(name = "haproxy-http1")]
     #[serde(rename = "haproxy-http1")]
     HaproxyHttp1,
+    /// The same HAProxys, under the same flood
+    #[value(name = "haproxy-http1-flooded")]
+    #[serde(rename = "haproxy-http1-flooded")]
+    HaproxyHttp1Flooded,
     /// Two HAProxys that speak HTTP/2 over mutual TLS
     #[value(name = "haproxy-http2")]
     #[serde(rename = "haproxy-http2")]
@@ -85,7 +95,7 @@ pub(super) enum Protocol {
 }
 
 /// Every row, in the order of the table.
-pub const ROWS: [Row; 22] = [
+pub const ROWS: [Row; 26] = [
     load("http1-1", "HTTP/1.1, 1 kept connection, 1 KiB", Shape::Http1 { connections: 1 }),
     load("http1-16", "HTTP/1.1, 16 kept connections, 1 KiB", Shape::Http1 { connections: 16 }),
     load("http1-64", "HTTP/1.1, 64 kept connections, 1 KiB", Shape::Http1 { connections: 64 }),
@@ -115,6 +125,26 @@ pub const ROWS: [Row; 22] = [
     },
     Row { name: "workers", what: "http1-64 with 1 and with 2 workers in each proxy", act: Act::Workers },
     Row { name: "tap", what: "http1-64 without and with `weft tap` of both pods", act: Act::Tap },
+    flood(
+        "flood-heads",
+        "open-1000 while a peer holds 10,000 connections open, each with half of an HTTP/1.1 head",
+        Flood::Heads { connections: 10_000 },
+    ),
+    flood(
+        "flood-hellos",
+        "open-1000 while a peer holds 10,000 connections open, each with half of a TLS ClientHello",
+        Flood::Hellos { connections: 10_000 },
+    ),
+    flood(
+        "flood-resets",
+        "open-1000 while a peer opens and resets up to 20,000 HTTP/2 streams/s on 4 connections",
+        Flood::Resets { connections: 4, per_second: 20_000 },
+    ),
+    flood(
+        "flood-connections",
+        "open-1000 while a peer opens and resets up to 2,000 connections/s",
+        Flood::Connections { per_second: 2000 },
+    ),
     idle("idle-http-1000", "1,000 idle HTTP/1.1 connections", true, 1000),
     idle("idle-http-10000", "10,000 idle HTTP/1.1 connections", true, 10_000),
     idle("idle-opaque-1000", "1,000 idle opaque connections", false, 1000),
@@ -124,6 +154,10 @@ pub const ROWS: [Row; 22] = [
 
 const fn load(name: &'static str, what: &'static str, shape: Shape) -> Row {
     Row { name, what, act: Act::Load(shape) }
+}
+
+const fn flood(name: &'static str, what: &'static str, flood: Flood) -> Row {
+    Row { name, what, act: Act::Flood(flood) }
 }
 
 const fn idle(name: &'static str, what: &'static str, http: bool, connections: u32) -> Row {
@@ -146,7 +180,16 @@ impl Row {
         match self.act {
             Act::Load(shape) => Some(shape),
             Act::Endpoints { .. } | Act::Workers | Act::Tap => Some(Shape::Http1 { connections: 64 }),
+            Act::Flood(_) => Some(Shape::Open { rate: 1000, connections: 16 }),
             Act::Idle { .. } | Act::Start => None,
+        }
+    }
+
+    /// The flood that a contender is measured under.
+    pub(super) fn flood(&self, contender: Contender) -> Option<Flood> {
+        match self.act {
+            Act::Flood(flood) if contender.unflooded() != contender => Some(flood),
+            _ => None,
         }
     }
 
@@ -156,7 +199,7 @@ impl Row {
             Act::Load(Shape::Http1 { .. } | Shape::Http1New { .. } | Shape::Open { .. }) => Protocol::Http1,
             Act::Load(Shape::Http2 { .. } | Shape::GrpcUnary { .. } | Shape::GrpcStream { .. }) => Protocol::Http2,
             Act::Load(Shape::Bulk | Shape::RoundTrip) => Protocol::Tcp,
-            Act::Start | Act::Endpoints { .. } | Act::Workers | Act::Tap => Protocol::Http1,
+            Act::Start | Act::Endpoints { .. } | Act::Workers | Act::Tap | Act::Flood(_) => Protocol::Http1,
             Act::Idle { http, .. } => {
                 if http {
                     Protocol::Http1
@@ -174,6 +217,7 @@ impl Row {
             Act::Start | Act::Endpoints { .. } => return matches!(contender, Contender::Weft | Contender::Baseline),
             Act::Workers => return matches!(contender, Contender::Weft | Contender::Workers2),
             Act::Tap => return matches!(contender, Contender::Weft | Contender::Tapped),
+            Act::Flood(_) => return matches!(contender.unflooded(), Contender::Weft | Contender::HaproxyHttp1),
             Act::Load(_) | Act::Idle { .. } => {}
         }
         let idle = matches!(self.act, Act::Idle { .. });
@@ -182,7 +226,7 @@ impl Row {
         match contender {
             Contender::Direct => !idle,
             Contender::Weft | Contender::Baseline => true,
-            Contender::Workers2 | Contender::Tapped => false,
+            Contender::Workers2 | Contender::Tapped | Contender::Flooded | Contender::HaproxyHttp1Flooded => false,
             // gRPC needs HTTP/2 all the way.
             Contender::HaproxyHttp1 => http && !grpc,
             Contender::HaproxyHttp2 => http,
@@ -203,10 +247,21 @@ impl Contender {
             Self::Baseline => "baseline",
             Self::Workers2 => "weft-2-workers",
             Self::Tapped => "weft-tapped",
+            Self::Flooded => "weft-flooded",
             Self::HaproxyHttp1 => "haproxy-http1",
+            Self::HaproxyHttp1Flooded => "haproxy-http1-flooded",
             Self::HaproxyHttp2 => "haproxy-http2",
             Self::HaproxyTcp => "haproxy-tcp",
             Self::Opaque => "opaque",
+        }
+    }
+
+    /// The contender with the same proxies and without a flood; itself if it has none.
+    pub(super) fn unflooded(self) -> Self {
+        match self {
+            Self::Flooded => Self::Weft,
+            Self::HaproxyHttp1Flooded => Self::HaproxyHttp1,
+            other => other,
         }
     }
 }
@@ -237,6 +292,20 @@ mod tests {
         for row in ROWS.iter().filter(|row| matches!(row.act, Act::Load(_) | Act::Idle { .. })) {
             let others = [Contender::HaproxyHttp1, Contender::HaproxyHttp2, Contender::HaproxyTcp];
             assert!(row.has(Contender::Weft) && others.iter().any(|other| row.has(*other)), "{}", row.name);
+        }
+    }
+
+    #[test]
+    fn every_flooded_contender_has_its_proxies_without_the_flood_beside_it() {
+        for row in &ROWS {
+            for contender in Contender::value_variants().iter().copied().filter(|contender| row.has(*contender)) {
+                assert!(row.has(contender.unflooded()), "{} of {}", contender.label(), row.name);
+                let is_flooded = contender.label().ends_with("-flooded");
+                assert_eq!(row.flood(contender).is_some(), is_flooded, "{} of {}", contender.label(), row.name);
+            }
+            let is_flood = row.name.starts_with("flood-");
+            let flooded = [Contender::Flooded, Contender::HaproxyHttp1Flooded].map(|contender| row.has(contender));
+            assert_eq!(flooded, [is_flood; 2], "{}", row.name);
         }
     }
 }

@@ -1,5 +1,6 @@
-//! The places of a run: sandboxes with a client's and a server's pod, the load's processes in them, and the proxies
-//! between. One sandbox has no mesh, for direct connections and the HAProxys; the others have one each.
+//! The places of a run: sandboxes with a client's and a server's pod, the load's processes in them, the proxies between,
+//! and a pod outside the mesh that floods the server's proxy. One sandbox has no mesh, for direct connections and the
+//! HAProxys; the others have one each.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +27,7 @@ use super::{
 };
 use crate::{
     actor::{self, Actor},
-    load::{Load, Measured, Order, Reply, Shape, Started, server},
+    load::{Flood, FloodCounts, Load, Measured, Order, Reply, Shape, Started, server},
 };
 
 const NAMESPACE: &str = "bench";
@@ -52,6 +53,8 @@ pub(crate) struct Site {
     mesh: Mesh,
     client: Actor,
     server: Actor,
+    /// From the first flood on.
+    flooder: Option<Actor>,
     server_pid: u32,
     server_ip: String,
     service_ip: Option<IpAddr>,
@@ -83,10 +86,12 @@ enum Kind {
 impl Kind {
     fn of(contender: Contender, baseline: Option<&PathBuf>) -> anyhow::Result<Self> {
         Ok(match contender {
-            Contender::Direct | Contender::HaproxyHttp1 | Contender::HaproxyHttp2 | Contender::HaproxyTcp => {
-                Self::Plain
-            }
-            Contender::Weft | Contender::Tapped | Contender::Opaque => Self::Present,
+            Contender::Direct
+            | Contender::HaproxyHttp1
+            | Contender::HaproxyHttp1Flooded
+            | Contender::HaproxyHttp2
+            | Contender::HaproxyTcp => Self::Plain,
+            Contender::Weft | Contender::Tapped | Contender::Flooded | Contender::Opaque => Self::Present,
             Contender::Workers2 => Self::Workers2,
             Contender::Baseline => Self::Former(baseline.context("no directory of a baseline")?.clone()),
         })
@@ -121,7 +126,7 @@ pub(crate) async fn start(
 /// It was not started.
 pub(crate) fn find(sites: &mut [Site], contender: Contender) -> anyhow::Result<&mut Site> {
     let serves = |site: &&mut Site| match contender {
-        Contender::Weft | Contender::Tapped | Contender::Opaque => site.kind == Kind::Present,
+        Contender::Weft | Contender::Tapped | Contender::Flooded | Contender::Opaque => site.kind == Kind::Present,
         Contender::Workers2 => site.kind == Kind::Workers2,
         Contender::Baseline => matches!(site.kind, Kind::Former(_)),
         _ => site.kind == Kind::Plain,
@@ -153,7 +158,7 @@ impl Site {
                 let server_ip = mesh.pod(NAMESPACE, "server").await?.ip;
                 let server_pid = server.id().context("the server ended")?;
                 let pairs = BTreeMap::new();
-                Ok(Self { kind, mesh, client, server, server_pid, server_ip, service_ip, pairs })
+                Ok(Self { kind, mesh, client, server, flooder: None, server_pid, server_ip, service_ip, pairs })
             }
             Err(error) => {
                 mesh.stop().await?;
@@ -164,18 +169,17 @@ impl Site {
 
     /// Starts the processes of the load in both pods, in the cgroups of their applications.
     async fn inhabit(mesh: &Mesh) -> anyhow::Result<(Actor, Actor)> {
-        let place = |name: &str| -> anyhow::Result<Place> {
-            let state = mesh.state()?;
-            let pod = pod(&state.pods, name)?;
-            Ok(Place::of_root(&pod.netns, pod.cgroup.join(name)))
-        };
-        let mut server = Actor::start(&place("server")?).await?;
+        let mut server = Actor::start(&place(mesh, "server")?).await?;
         server.order(&actor::Order::Load(Order::Serve)).await?;
-        Ok((Actor::start(&place("client")?).await?, server))
+        Ok((Actor::start(&place(mesh, "client")?).await?, server))
     }
 
     /// Starts what a contender needs besides the sandbox.
     fn add(&mut self, contender: Contender) -> anyhow::Result<()> {
+        let contender = contender.unflooded();
+        if self.pairs.contains_key(&contender) {
+            return Ok(());
+        }
         let hop = match contender {
             Contender::HaproxyHttp1 => Hop::Http1,
             Contender::HaproxyHttp2 => Hop::Http2,
@@ -185,6 +189,8 @@ impl Site {
             | Contender::Baseline
             | Contender::Workers2
             | Contender::Tapped
+            | Contender::Flooded
+            | Contender::HaproxyHttp1Flooded
             | Contender::Opaque => return Ok(()),
         };
         let pair = Pair::start(&Sandbox::open(self.mesh.name())?, hop, &self.server_ip)?;
@@ -207,7 +213,7 @@ impl Site {
             Ok(())
         });
         let answered = answers.await;
-        let said = self.pairs.get_mut(&contender).map(Pair::started).unwrap_or_default();
+        let said = self.pairs.get_mut(&contender.unflooded()).map(Pair::started).unwrap_or_default();
         answered.with_context(|| format!("{} does not serve: {said}", contender.label()))?;
         if self.kind != Kind::Plain {
             let opened = self.mesh.metrics(NAMESPACE, "client").await?.connections_to(&[self.server_ip.clone()].into());
@@ -240,6 +246,35 @@ impl Site {
         }
         match reply {
             actor::Reply::Loaded(Reply::Measured(measured)) => Ok(measured),
+            other => bail!("unexpected {other:?}"),
+        }
+    }
+
+    /// Floods the proxy in the server's pod, from a pod outside the mesh, until [`Self::end_flood`] or the next flood.
+    ///
+    /// # Errors
+    /// The flood is not in force in time.
+    pub(super) async fn flood(&mut self, contender: Contender, flood: Flood) -> anyhow::Result<()> {
+        let server_ip = self.server_ip.parse().context("the server's address")?;
+        let target = match self.pairs.get(&contender.unflooded()) {
+            Some(pair) => pair.flooded(server_ip, flood),
+            None => SocketAddr::new(server_ip, flooded_port(flood)),
+        };
+        let flooder = match &mut self.flooder {
+            Some(flooder) => flooder,
+            None => self.flooder.insert(Actor::start(&place(&self.mesh, "flooder")?).await?),
+        };
+        flooder.order(&actor::Order::Load(Order::Flood { flood, target })).await
+    }
+
+    /// Ends the flood.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(super) async fn end_flood(&mut self) -> anyhow::Result<FloodCounts> {
+        let flooder = self.flooder.as_mut().context("there was no flood")?;
+        match flooder.tell(&actor::Order::Load(Order::EndFlood)).await? {
+            actor::Reply::Loaded(Reply::Flooded(counts)) => Ok(counts),
             other => bail!("unexpected {other:?}"),
         }
     }
@@ -286,7 +321,7 @@ impl Site {
     /// # Errors
     /// One has ended.
     pub(crate) fn proxies(&self, contender: Contender) -> anyhow::Result<Option<Proxies>> {
-        if let Some(pair) = self.pairs.get(&contender) {
+        if let Some(pair) = self.pairs.get(&contender.unflooded()) {
             let (outbound, inbound) = pair.pids()?;
             return Ok(Some(Proxies { outbound, inbound }));
         }
@@ -343,7 +378,7 @@ impl Site {
 
     /// Where the client dials.
     pub(super) fn target(&self, contender: Contender, protocol: Protocol) -> anyhow::Result<SocketAddr> {
-        if let Some(pair) = self.pairs.get(&contender) {
+        if let Some(pair) = self.pairs.get(&contender.unflooded()) {
             return Ok(pair.target(protocol));
         }
         let port = match (protocol, contender) {
@@ -365,9 +400,10 @@ impl Site {
     /// # Errors
     /// Something could not be removed.
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
-        let Self { mesh, client, server, .. } = self;
-        client.kill().await?;
-        server.kill().await?;
+        let Self { mesh, client, server, flooder, .. } = self;
+        for actor in [client, server].into_iter().chain(flooder) {
+            actor.kill().await?;
+        }
         mesh.stop().await
     }
 }
@@ -377,6 +413,21 @@ fn certified(log: &str) -> Option<SystemTime> {
     let line = log.lines().rfind(|line| line.contains(CERTIFIED))?;
     let line: serde_json::Value = serde_json::from_str(line).ok()?;
     humantime::parse_rfc3339(line["timestamp"].as_str()?).ok()
+}
+
+/// The application's port behind our proxy that a flood's protocol is for.
+fn flooded_port(flood: Flood) -> u16 {
+    match flood {
+        Flood::Heads { .. } | Flood::Hellos { .. } | Flood::Connections { .. } => server::HTTP1,
+        Flood::Resets { .. } => server::HTTP2,
+    }
+}
+
+/// Where the process of a pod's load runs.
+fn place(mesh: &Mesh, name: &str) -> anyhow::Result<Place> {
+    let state = mesh.state()?;
+    let pod = pod(&state.pods, name)?;
+    Ok(Place::of_root(&pod.netns, pod.cgroup.join(name)))
 }
 
 fn pod<'a>(pods: &'a [PodState], name: &str) -> anyhow::Result<&'a PodState> {
