@@ -44,12 +44,14 @@ pub(crate) struct Io<S> {
     /// How many of the bytes that were read ahead are counted already: the first ones.
     counted: usize,
     metrics: Option<Arc<TransportMetrics>>,
+    /// The first error, by the operating system's number if it has one.
+    failed: Option<Option<i32>>,
 }
 
 impl<S> Io<S> {
     /// Wraps a stream of which nothing has been read.
     pub(crate) fn new(inner: S) -> Self {
-        Self { inner, read_ahead: Bytes::new(), counted: 0, metrics: None }
+        Self { inner, read_ahead: Bytes::new(), counted: 0, metrics: None, failed: None }
     }
 
     /// Puts bytes before those that are read next, including earlier read-ahead.
@@ -75,19 +77,21 @@ impl<S> Io<S> {
         self.metrics = Some(metrics);
         self
     }
+}
 
-    /// Records why the connection ends, for `tcp_close_total{errno}`.
-    pub(crate) fn closed_by(&mut self, error: &io::Error) {
-        if let Some(metrics) = self.metrics.take() {
-            metrics.closed(Some(error));
-        }
+/// Keeps the number of a stream's first error for `tcp_close_total{errno}`: later ones follow from it. Linkerd's rule.
+#[cold]
+fn record(failed: &mut Option<Option<i32>>, error: io::Error) -> io::Error {
+    if error.kind() != io::ErrorKind::WouldBlock {
+        failed.get_or_insert(error.raw_os_error());
     }
+    error
 }
 
 impl<S> Drop for Io<S> {
     fn drop(&mut self) {
         if let Some(metrics) = self.metrics.take() {
-            metrics.closed(None);
+            metrics.closed(self.failed.flatten());
         }
     }
 }
@@ -98,7 +102,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for Io<S> {
         let before = buf.filled().len();
         let mut counted = 0;
         if this.read_ahead.is_empty() {
-            ready!(Pin::new(&mut this.inner).poll_read(cx, buf))?;
+            let polled = Pin::new(&mut this.inner).poll_read(cx, buf);
+            ready!(polled.map_err(|error| record(&mut this.failed, error)))?;
         } else {
             let length = this.read_ahead.len().min(buf.remaining());
             buf.put_slice(&this.read_ahead[..length]);
@@ -119,7 +124,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for Io<S> {
 impl<S: AsyncWrite + Unpin> AsyncWrite for Io<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        let written = ready!(Pin::new(&mut this.inner).poll_write(cx, buf))?;
+        let polled = Pin::new(&mut this.inner).poll_write(cx, buf);
+        let written = ready!(polled.map_err(|error| record(&mut this.failed, error)))?;
         if let Some(metrics) = &this.metrics {
             metrics.written(written as u64);
         }
@@ -132,7 +138,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Io<S> {
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        let written = ready!(Pin::new(&mut this.inner).poll_write_vectored(cx, bufs))?;
+        let polled = Pin::new(&mut this.inner).poll_write_vectored(cx, bufs);
+        let written = ready!(polled.map_err(|error| record(&mut this.failed, error)))?;
         if let Some(metrics) = &this.metrics {
             metrics.written(written as u64);
         }
@@ -144,11 +151,13 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Io<S> {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().inner).poll_flush(cx)
+        let this = self.get_mut();
+        Pin::new(&mut this.inner).poll_flush(cx).map_err(|error| record(&mut this.failed, error))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().inner).poll_shutdown(cx)
+        let this = self.get_mut();
+        Pin::new(&mut this.inner).poll_shutdown(cx).map_err(|error| record(&mut this.failed, error))
     }
 }
 
@@ -202,6 +211,47 @@ mod tests {
 
     use super::*;
     use crate::metrics::{Direction, Labels, Peer, ProxyMetrics};
+
+    /// A stream whose operations fail, one after the other, with these.
+    struct Failing(std::vec::IntoIter<io::Error>);
+
+    impl AsyncWrite for Failing {
+        fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, _: &[u8]) -> Poll<io::Result<usize>> {
+            Poll::Ready(Err(self.0.next().unwrap()))
+        }
+
+        fn poll_flush(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Err(self.0.next().unwrap()))
+        }
+
+        fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Err(self.0.next().unwrap()))
+        }
+    }
+
+    #[tokio::test]
+    async fn the_first_error_closes_a_connection_and_has_a_name_if_it_is_the_systems() {
+        let system = io::Error::from_raw_os_error;
+        for (errors, expected) in [
+            ([system(libc::EPIPE), system(libc::ENOTCONN), system(libc::EIO)], "EPIPE"),
+            ([io::ErrorKind::UnexpectedEof.into(), system(libc::EPIPE), system(libc::EPIPE)], ""),
+            ([io::ErrorKind::WouldBlock.into(), system(libc::EHOSTUNREACH), system(libc::EPIPE)], "EHOSTUNREACH"),
+            ([system(libc::EAGAIN), system(libc::EAGAIN), system(libc::ETIMEDOUT)], "ETIMEDOUT"),
+        ] {
+            let mut registry = prometheus_client::registry::Registry::default();
+            let metrics = ProxyMetrics::register(&mut registry);
+            let transport = Arc::new(metrics.transport(Direction::Inbound, Peer::Src, &Labels::new()));
+            let mut stream = Io::new(Failing(Vec::from(errors).into_iter())).with_metrics(transport);
+            let operations = [stream.write_all(b"x").await, stream.flush().await, stream.shutdown().await];
+            assert!(operations.iter().all(Result::is_err), "errors are passed on: {operations:?}");
+            drop(stream);
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            let closed: Vec<_> =
+                text.lines().filter(|line| line.starts_with("tcp_close_total{") && line.ends_with(" 1")).collect();
+            assert_eq!(closed, [format!(r#"tcp_close_total{{direction="inbound",peer="src",errno="{expected}"}} 1"#)]);
+        }
+    }
 
     #[tokio::test]
     async fn bytes_that_are_read_again_are_counted_once() {

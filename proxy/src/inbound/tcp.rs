@@ -27,15 +27,10 @@ where
 {
     let mut stream = admit(inbound, stream, &client, target, &mut policy)?;
     let mut application = inbound.targets.get(target).connect().await?;
-    let copied = tokio::select! {
-        copied = copy_bidirectional(&mut stream, &mut application) => copied,
-        revoked = revoked(inbound, &mut policy, &client, target) => return Err(revoked),
-    };
-    copied.map_err(|error| {
-        stream.closed_by(&error);
-        application.closed_by(&error);
-        ConnectionError::Copy(error)
-    })
+    tokio::select! {
+        copied = copy_bidirectional(&mut stream, &mut application) => copied.map_err(ConnectionError::Copy),
+        revoked = revoked(inbound, &mut policy, &client, target) => Err(revoked),
+    }
 }
 
 /// Counts a connection, and denies it if policy does.

@@ -1,7 +1,6 @@
 //! Metrics of a connection: its opening, its bytes, its end.
 
-use std::io;
-
+use nix::errno::Errno;
 use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 
 use super::{Counters, Labels, ProxyMetrics, label, retain::InUse};
@@ -57,15 +56,15 @@ impl TransportMetrics {
         self.open_connections.inc();
     }
 
-    /// Counts a closed connection, with the error that closed it.
-    pub(crate) fn closed(&self, error: Option<&io::Error>) {
+    /// Counts a closed connection, with the number of the error that closed it.
+    pub(crate) fn closed(&self, errno: Option<i32>) {
         self.open_connections.dec();
-        match error {
+        match errno {
             None => {
                 self.close_clean.inc();
             }
-            Some(error) => {
-                let labels = with_errno(&self.labels, Some(error));
+            Some(_) => {
+                let labels = with_errno(&self.labels, errno);
                 self.in_use.series("tcp_close", &self.close, &labels).inc();
             }
         }
@@ -88,25 +87,16 @@ impl TransportMetrics {
     }
 }
 
-fn with_errno(labels: &Labels, error: Option<&io::Error>) -> Labels {
+fn with_errno(labels: &Labels, errno: Option<i32>) -> Labels {
     let mut labels = labels.clone();
-    labels.push(label("errno", error.map_or("", errno)));
+    labels.push(label("errno", errno.map_or_else(String::new, name)));
     labels
 }
 
-/// A closed set of error names, to limit the number of labels.
-fn errno(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::ConnectionRefused => "ECONNREFUSED",
-        io::ErrorKind::ConnectionReset => "ECONNRESET",
-        io::ErrorKind::ConnectionAborted => "ECONNABORTED",
-        io::ErrorKind::BrokenPipe => "EPIPE",
-        io::ErrorKind::NotConnected => "ENOTCONN",
-        io::ErrorKind::TimedOut => "ETIMEDOUT",
-        io::ErrorKind::HostUnreachable => "EHOSTUNREACH",
-        io::ErrorKind::NetworkUnreachable => "ENETUNREACH",
-        io::ErrorKind::UnexpectedEof => "EOF",
-        io::ErrorKind::InvalidData => "EINVAL",
-        _ => "EIO",
+/// The name of one of the operating system's errors, as Linkerd's proxy has it.
+fn name(errno: i32) -> String {
+    match Errno::from_raw(errno) {
+        Errno::UnknownErrno => "UNKNOWN_ERRNO".to_owned(),
+        known => format!("{known:?}"),
     }
 }

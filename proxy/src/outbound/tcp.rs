@@ -84,9 +84,6 @@ where
     metrics.inspect(|metrics| metrics.opened());
     let result = forward_on(connection, plan, &mut stream, route).await;
     metrics.inspect(|metrics| metrics.closed(result.as_ref().err().map_or("", ForwardError::route_label)));
-    if let Err(ForwardError::Copy(error)) = &result {
-        stream.closed_by(error);
-    }
     result
 }
 
@@ -110,11 +107,7 @@ where
     tracing::debug!(orig_dst.addr = %connection.target.destination, dst.addr = %endpoint.info.addr, "forwarding");
     let copied = copy_bidirectional(stream, &mut server).await;
     drop(in_flight);
-    if let Err(error) = copied {
-        server.closed_by(&error);
-        return Err(ForwardError::Copy(error));
-    }
-    Ok(())
+    copied.map_err(ForwardError::Copy)
 }
 
 /// Connects to an endpoint of the backend. If one refuses, another is tried until the fail-fast time is over.

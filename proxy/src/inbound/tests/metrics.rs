@@ -245,10 +245,29 @@ async fn connections_are_counted_by_what_becomes_of_them() {
     let header = format!(r#"session_protocol="",target_port="{port}",target_name="",client_id="{CLIENT}""#);
     expect(&world, "inbound_tcp_transport_header_connections_total", &[(&header, 1)]).await;
     let accepted = |tls: &str| format!(r#"direction="inbound",peer="src",{target},{tls},{SERVER}"#);
-    let forwarded = format!(r#"direction="inbound",peer="dst",{target},tls="no_identity",no_tls_reason="loopback""#);
+    let forwarded = forwarded(&world);
     let (meshed, skipped, others) = (accepted(&meshed), accepted(SKIPPED), accepted(r#"tls="opaque""#));
     expect(&world, "tcp_open_total", &[(&meshed, 1), (&skipped, 1), (&others, 1), (&forwarded, 2)]).await;
     assert!(!scrape(&world).contains("somebody"), "{}", scrape(&world));
+}
+
+/// The labels of connections to the application.
+fn forwarded(world: &World) -> String {
+    let target = target(world.app);
+    format!(r#"direction="inbound",peer="dst",{target},tls="no_identity",no_tls_reason="loopback""#)
+}
+
+/// Waits until so many connections have been closed with these labels and errors, and none with others.
+async fn expect_ends(world: &World, ends: &[(&str, &str, u64)]) {
+    let ends: Vec<_> = ends.iter().map(|(of, errno, count)| (format!(r#"{of},errno="{errno}""#), *count)).collect();
+    let ends: Vec<_> = ends.iter().map(|(labels, count)| (labels.as_str(), *count)).collect();
+    expect(world, "tcp_close_total", &ends).await;
+}
+
+/// Closes a connection by a reset.
+fn reset(stream: TcpStream) {
+    socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+    drop(stream);
 }
 
 #[tokio::test]
@@ -258,22 +277,48 @@ async fn a_connection_that_is_reset_has_its_error_and_its_bytes() {
     let mut stream = world.raw(Some(ELSEWHERE), world.app).await;
     let mut banner = [0; 5];
     stream.read_exact(&mut banner).await.unwrap();
-    // Closing it then sends a reset.
-    socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
-    drop(stream);
+    reset(stream);
     let target = target(world.app);
     let accepted = format!(r#"direction="inbound",peer="src",{target},{SKIPPED},{SERVER}"#);
-    let forwarded = format!(r#"direction="inbound",peer="dst",{target},tls="no_identity",no_tls_reason="loopback""#);
+    let forwarded = forwarded(&world);
     for (name, of_accepted, of_forwarded) in [("tcp_write_bytes_total", 5, 0), ("tcp_read_bytes_total", 0, 5)] {
         expect(&world, name, &[(&accepted, of_accepted), (&forwarded, of_forwarded)]).await;
     }
-    let closed = |labels: &str, errno: &str, count| (format!(r#"{labels},errno="{errno}""#), count);
-    let expected = [
-        closed(&accepted, "ECONNRESET", 1),
-        closed(&accepted, "", 0),
-        closed(&forwarded, "ECONNRESET", 1),
-        closed(&forwarded, "", 0),
-    ];
-    let expected: Vec<_> = expected.iter().map(|(labels, count)| (labels.as_str(), *count)).collect();
-    expect(&world, "tcp_close_total", &expected).await;
+    // The application did nothing wrong.
+    expect_ends(&world, &[(&accepted, "ECONNRESET", 1), (&accepted, "", 0), (&forwarded, "", 1)]).await;
+}
+
+#[tokio::test]
+async fn a_reset_ends_the_side_that_it_came_from_also_below_http_and_tls() {
+    for is_tls in [false, true] {
+        let world = World::new(http_app().await).await;
+        world.policies.publish(world.app.port(), detecting(vec![authz("all", anybody())]));
+        let mut stream = world.raw(Some(ELSEWHERE), world.app).await;
+        let client = if is_tls {
+            let config = world.mesh.credentials(CLIENT).client_config(&OWN.parse().unwrap(), &[]);
+            let server = rustls::pki_types::ServerName::try_from(OWN).unwrap();
+            let mut stream = TlsConnector::from(config).connect(server, stream).await.unwrap();
+            exchange(&mut stream).await;
+            reset(stream.into_inner().0);
+            format!(r#"tls="true",client_id="{CLIENT}""#)
+        } else {
+            exchange(&mut stream).await;
+            reset(stream);
+            PLAIN.to_owned()
+        };
+        let target = target(world.app);
+        let accepted = format!(r#"direction="inbound",peer="src",{target},{client},{SERVER}"#);
+        let forwarded = forwarded(&world);
+        // The connection to the application is kept for other clients.
+        expect_ends(&world, &[(&accepted, "ECONNRESET", 1), (&accepted, "", 0), (&forwarded, "", 0)]).await;
+        expect(&world, "tcp_open_connections", &[(&accepted, 0), (&forwarded, 1)]).await;
+    }
+}
+
+/// One request, and the beginning of its answer.
+async fn exchange(stream: &mut (impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin)) {
+    stream.write_all(b"GET / HTTP/1.1\r\nhost: web.demo\r\n\r\n").await.unwrap();
+    let mut answer = [0; 15];
+    stream.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 200 OK");
 }

@@ -539,3 +539,28 @@ async fn connections_are_counted_by_route_and_bytes_by_zone() {
     let refused = ended(&route("TCPRoute", "bytes"), "forbidden");
     expect(&proxy, "outbound_tcp_route_close_total", &[(&refused, 1)]).await;
 }
+
+#[tokio::test]
+async fn an_endpoint_that_resets_a_connection_has_the_error_and_the_application_has_none() {
+    let resets = serve_each(|mut stream| async move {
+        let _ = stream.read(&mut [0; 64]).await;
+        socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+    })
+    .await;
+    let proxy = Proxy::start(resets, Control::default()).await;
+    for bytes in
+        [&b"\x01\x02 these are not http"[..], b"GET / HTTP/1.1\r\nhost: server.demo\r\nconnection: close\r\n\r\n"]
+    {
+        proxy.exchange(bytes).await;
+    }
+    let target = |peer: &str| {
+        let (ip, port) = (resets.ip(), resets.port());
+        format!(
+            r#"direction="outbound",peer="{peer}",target_addr="{resets}",target_ip="{ip}",target_port="{port}",tls="no_identity""#
+        )
+    };
+    let src = format!(r#"{},no_tls_reason="loopback",errno="""#, target("src"));
+    let dst = format!(r#"{},no_tls_reason="not_provided_by_service_discovery""#, target("dst"));
+    let (reset, clean) = (format!(r#"{dst},errno="ECONNRESET""#), format!(r#"{dst},errno="""#));
+    expect(&proxy, "tcp_close_total", &[(&src, 2), (&reset, 2), (&clean, 0)]).await;
+}
