@@ -58,7 +58,7 @@ impl Detected {
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Http1 => "http/1",
-            Self::Http2 => "h2",
+            Self::Http2 => "http/2",
             Self::NotHttp => "not_http",
             Self::TimedOut => "read_timeout",
         }

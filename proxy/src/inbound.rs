@@ -29,7 +29,7 @@ use crate::{
     discover::Discover,
     http::in_flight::RequestLimit,
     listen::{Accepted, Listener},
-    metrics::{Authorities, Direction, InboundTargets, Peer, TransportMetrics},
+    metrics::{Authorities, Direction, InboundTargets, Labels, Peer, TransportMetrics, label},
     orig_dst::original_dst,
     outbound::Outbound,
     policy::{
@@ -150,10 +150,12 @@ impl Inbound {
     }
 
     fn failed(&self, error: &ConnectionError, peer: SocketAddr, target: SocketAddr) {
-        let mut labels = self.labels.labels(target);
-        labels.insert(0, crate::metrics::label("error", error.label()));
-        let metrics = &self.shared.metrics;
-        metrics.count("inbound_tcp_errors", &metrics.inbound_tcp_errors, &labels);
+        if let Some(value) = error.label() {
+            let mut labels = vec![label("error", value)];
+            labels.extend(self.labels.labels(target));
+            let metrics = &self.shared.metrics;
+            metrics.count("inbound_tcp_errors", &metrics.inbound_tcp_errors, &labels);
+        }
         let error: &dyn std::error::Error = error;
         tracing::debug!(error, src.addr = %peer, orig_dst.addr = %target, "inbound connection failed");
     }
@@ -167,13 +169,19 @@ impl Inbound {
         }
         let mut labels = self.labels.labels(target);
         client.tls.append_labels(&mut labels);
-        server.append_labels("srv", &mut labels);
+        self.append_server(server, target, &mut labels);
         let metrics = Arc::new(self.shared.metrics.transport(Direction::Inbound, Peer::Src, &labels));
         if sources.len() >= SOURCES {
             sources.clear();
         }
         sources.insert(key, Arc::clone(&metrics));
         metrics
+    }
+
+    /// Appends the labels of the server of a port: `srv_group`, `srv_kind`, `srv_name`, `srv_port`.
+    fn append_server(&self, server: &Meta, target: SocketAddr, labels: &mut Labels) {
+        server.append_labels("srv", labels);
+        labels.push(label("srv_port", self.labels.port(target)));
     }
 }
 

@@ -5,7 +5,7 @@
 //!                                                                        \-> tcp:  route -> backend -> endpoint
 //! ```
 //!
-//! [`serve_connection`] follows these steps. Everything here belongs to one worker; workers share only discovery.
+//! [`serve_accepted`] follows these steps. Everything here belongs to one worker; workers share only discovery.
 
 mod backends;
 mod balance;
@@ -34,13 +34,13 @@ use crate::{
     http::serve::{Closing, HttpVersion},
     io::{Io, Stream},
     listen::{Accepted, Listener},
-    metrics::{Direction, label},
+    metrics::{Direction, Labels, label},
     orig_dst::{self, OrigDstError},
     route::Meta,
     shared::Shared,
 };
 
-use target::{OutboundTarget, RoutingPlan, TargetError};
+use target::{OutboundTarget, RoutingPlan, TargetError, no_target};
 use worker::Worker;
 
 pub(crate) use named::{RelayError, RelayFailed};
@@ -51,9 +51,6 @@ const SWEEP: Duration = Duration::from_secs(1);
 /// Why a connection ended before it was forwarded.
 #[derive(Debug, thiserror::Error)]
 enum ConnectionError {
-    /// The original destination is unknown.
-    #[error(transparent)]
-    OrigDst(#[from] OrigDstError),
     /// Discovery has no usable answer.
     #[error(transparent)]
     Target(#[from] TargetError),
@@ -66,12 +63,13 @@ enum ConnectionError {
 }
 
 impl ConnectionError {
-    /// The value of the metric label `error`.
+    /// The value of the label `error` of `outbound_tcp_errors_total`. Linkerd's values
+    /// (`linkerd/app/outbound/src/metrics/error.rs`), and more for what is `unexpected` there.
     fn label(&self) -> &'static str {
         match self {
-            Self::OrigDst(_) => "original_dst",
             Self::Target(error) => error.label(),
-            Self::Detect(_) => "detect",
+            Self::Detect(DetectError::TimedOut) => "tls detection timeout",
+            Self::Detect(_) => "i/o",
             Self::Tcp(error) => error.label(),
         }
     }
@@ -114,17 +112,7 @@ async fn accept_all(worker: &Arc<Worker>, listener: &Listener) {
         let accepted = listener.accept().await;
         let worker = Arc::clone(worker);
         let drain = worker.shared.drain.clone();
-        drain.spawn(async move {
-            let peer = accepted.peer;
-            if let Err(error) = serve_connection(&worker, accepted).await {
-                worker.shared.metrics.outbound_tcp_errors.get_or_create(&vec![label("error", error.label())]).inc();
-                if let ConnectionError::OrigDst(_) = error {
-                    tracing::warn!(%error, src.addr = %peer, "outbound connection is dropped");
-                } else {
-                    tracing::debug!(%error, src.addr = %peer, "outbound connection ended");
-                }
-            }
-        });
+        drain.spawn(async move { serve_accepted(&worker, accepted).await });
     }
 }
 
@@ -136,17 +124,33 @@ async fn sweep(worker: &Worker) {
     }
 }
 
-async fn serve_connection(worker: &Arc<Worker>, accepted: Accepted) -> Result<(), ConnectionError> {
+async fn serve_accepted(worker: &Arc<Worker>, accepted: Accepted) {
     let Accepted { stream, peer, permit: _permit } = accepted;
-    let orig_dst = worker.original_dst(&stream, peer)?;
-    let target = worker.target(orig_dst);
+    let target = match worker.original_dst(&stream, peer) {
+        Ok(orig_dst) => worker.target(orig_dst),
+        Err(error) => {
+            worker.count_error("original destination", no_target());
+            tracing::warn!(%error, src.addr = %peer, "outbound connection is dropped");
+            return;
+        }
+    };
     let requests_choose = worker.shared.config.outbound.ingress_mode;
-    let (peer, closing) = (orig_dst::canonical(peer), Closing::default());
-    let connection = Connection { worker: Arc::clone(worker), target, peer, requests_choose, closing };
-    if requests_choose {
+    let (client, closing) = (orig_dst::canonical(peer), Closing::default());
+    let connection =
+        Connection { worker: Arc::clone(worker), target: Arc::clone(&target), peer: client, requests_choose, closing };
+    if let Err(error) = serve_connection(connection, stream).await {
+        worker.count_error(error.label(), target.labels());
+        tracing::debug!(%error, src.addr = %peer, "outbound connection ended");
+    }
+}
+
+async fn serve_connection(connection: Connection, stream: tokio::net::TcpStream) -> Result<(), ConnectionError> {
+    let worker = Arc::clone(&connection.worker);
+    if connection.requests_choose {
         return connection.ingress(stream).await;
     }
     let plan = connection.target.ready().await?;
+    plan.count(&worker.shared);
     match &plan.policy.protocol {
         Protocol::Http1(_) => connection.http(stream, HttpVersion::Http1).await,
         Protocol::Http2(_) => connection.http(stream, HttpVersion::Http2).await,
@@ -202,7 +206,6 @@ impl Connection {
     }
 
     async fn http_stream(self, stream: Io<Stream>, version: HttpVersion) {
-        self.count_protocol(version.label());
         http::serve(stream, version, Arc::new(self)).await;
     }
 
@@ -216,7 +219,6 @@ impl Connection {
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
     {
-        self.count_protocol("opaq");
         tcp::forward(self, stream, plan, routes, server_name.as_deref()).await?;
         Ok(())
     }
@@ -225,14 +227,16 @@ impl Connection {
     fn accepted<S>(&self, stream: S) -> Io<S> {
         Io::new(stream).with_metrics(self.target.source_metrics())
     }
-
-    fn count_protocol(&self, protocol: &'static str) {
-        let labels = vec![label("protocol", protocol)];
-        self.worker.shared.metrics.outbound_protocol_connections.get_or_create(&labels).inc();
-    }
 }
 
 impl Worker {
+    /// Counts a connection that was not served to its end.
+    fn count_error(&self, error: &'static str, mut labels: Labels) {
+        labels.push(label("error", error));
+        let metrics = &self.shared.metrics;
+        metrics.count("outbound_tcp_errors", &metrics.outbound_tcp_errors, &labels);
+    }
+
     /// The connection's original destination.
     fn original_dst(&self, stream: &tokio::net::TcpStream, peer: SocketAddr) -> Result<SocketAddr, OrigDstError> {
         #[cfg(test)]

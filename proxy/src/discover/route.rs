@@ -250,6 +250,19 @@ impl Penalty {
     };
 }
 
+impl Protocol {
+    /// The value of the metric label `protocol`.
+    pub(crate) fn label(&self) -> &'static str {
+        match self {
+            Self::Detect { .. } => "detect",
+            Self::Http1(_) => "http/1",
+            Self::Http2(_) => "http/2",
+            Self::Opaque(_) => "opaq",
+            Self::Tls(_) => "tls",
+        }
+    }
+}
+
 impl RefuseOpaque {
     /// The value of the metric label `error`.
     pub(crate) fn label(self) -> &'static str {

@@ -164,26 +164,27 @@ impl Failure {
         }
     }
 
-    /// The value of the metric label `error`.
-    pub(crate) fn label(&self) -> &'static str {
-        match self {
+    /// The value of the label `error` of `*_http_errors_total`; `None` for what policy denies, which `inbound_http_authz_deny_total`
+    /// counts. Linkerd's values (`linkerd/app/{inbound,outbound}/src/metrics/error.rs`), and more for what is `unexpected` there.
+    pub(crate) fn label(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::Unauthorized => return None,
             Self::Internal(_) => "unexpected",
-            Self::BadGateway(_) => "io",
-            Self::PlaintextRefused(_) => "require_mtls",
-            Self::FailFast => "fail_fast",
-            Self::ConnectTimeout => "connect_timeout",
-            Self::DiscoveryTimeout => "discovery_timeout",
-            Self::Timeout(expired) => expired.label(),
-            Self::LoadShed => "load_shed",
-            Self::Unauthorized => "unauthorized",
-            Self::RateLimited => "rate_limited",
-            Self::NoRoute => "no_route",
-            Self::GatewayDomain => "gateway_domain",
-            Self::Loop => "loop",
+            Self::BadGateway(_) => "i/o",
+            Self::PlaintextRefused(_) => "identity required",
+            Self::FailFast => "failfast",
+            Self::Timeout(_) => "response timeout",
+            Self::LoadShed => "loadshed",
+            Self::GatewayDomain => "gateway domain invalid",
+            Self::Loop => "gateway loop",
+            Self::ConnectTimeout => "connect timeout",
+            Self::DiscoveryTimeout => "discovery timeout",
+            Self::RateLimited => "rate limited",
+            Self::NoRoute => "no route",
             Self::Injected { .. } => "injected",
             Self::Redirect { .. } => "redirect",
-            Self::BadRequest => "bad_request",
-        }
+            Self::BadRequest => "bad request",
+        })
     }
 
     /// What the families of statuses count: an answer of policy by its code, anything else by Linkerd's name for the
@@ -312,6 +313,27 @@ mod tests {
             assert_eq!(grpc.status(), 200, "{failure:?}");
             assert_eq!(grpc.headers()["grpc-status"], code.to_string(), "{failure:?}");
             assert!(!grpc.headers().contains_key("connection"));
+        }
+    }
+
+    #[test]
+    fn errors_have_linkerds_names_where_it_has_one_and_denials_are_none() {
+        for (failure, expected) in [
+            (Failure::Unauthorized, None),
+            (Failure::FailFast, Some("failfast")),
+            (Failure::LoadShed, Some("loadshed")),
+            (Failure::BadGateway("x".into()), Some("i/o")),
+            (Failure::PlaintextRefused("x".into()), Some("identity required")),
+            (Failure::Timeout(Expired::Request), Some("response timeout")),
+            (Failure::Timeout(Expired::Head), Some("response timeout")),
+            (Failure::GatewayDomain, Some("gateway domain invalid")),
+            (Failure::Loop, Some("gateway loop")),
+            (Failure::Internal("x"), Some("unexpected")),
+            // All of these are `unexpected` there.
+            (Failure::ConnectTimeout, Some("connect timeout")),
+            (Failure::RateLimited, Some("rate limited")),
+        ] {
+            assert_eq!(failure.label(), expected, "{failure:?}");
         }
     }
 

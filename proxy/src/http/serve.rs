@@ -45,16 +45,6 @@ pub(crate) enum HttpVersion {
     Http2,
 }
 
-impl HttpVersion {
-    /// The value of the metric label `protocol`.
-    pub(crate) fn label(self) -> &'static str {
-        match self {
-            Self::Http1 => "http/1",
-            Self::Http2 => "http/2",
-        }
-    }
-}
-
 /// The server reset a request's HTTP/2 stream; the client's is reset with the same reason.
 #[derive(Debug, thiserror::Error)]
 #[error("the server reset the stream")]

@@ -13,7 +13,7 @@ use crate::{
     detect::{self, Detected},
     http::serve::HttpVersion,
     io::Io,
-    metrics::{Direction, Labels, label},
+    metrics::{Direction, Labels},
     orig_dst::canonical,
     policy::{
         PortPolicy,
@@ -119,8 +119,7 @@ where
     let detected = detect::http(stream, timeout).await;
     let result = detected.as_ref().map_or("error", |(detected, _)| detected.label());
     let mut labels = Labels::new();
-    policy.borrow().meta.append_labels("srv", &mut labels);
-    labels.push(label("srv_port", inbound.labels.port(target)));
+    inbound.append_server(&policy.borrow().meta, target, &mut labels);
     inbound.shared.metrics.detect(Direction::Inbound, labels).detected(result, began.elapsed());
     let (detected, stream) = detected?;
     let version = match detected {

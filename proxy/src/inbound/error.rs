@@ -43,9 +43,12 @@ pub(super) enum ConnectionError {
     /// The Service of a gateway's connection cannot be reached.
     #[error(transparent)]
     Relay(#[from] RelayFailed),
-    /// The connection would lead back to this proxy, or comes from it.
+    /// The connection would lead back to this proxy.
     #[error("{0} is the proxy itself")]
     Loop(SocketAddr),
+    /// The connection comes from this gateway.
+    #[error("the gateway is its own client")]
+    GatewayLoop,
     /// It is in plaintext, on a port that requires TLS.
     #[error("port {} requires TLS (LINKERD2_PROXY_INBOUND_PORTS_REQUIRE_TLS)", .0.port())]
     TlsRequired(SocketAddr),
@@ -67,22 +70,29 @@ pub(super) enum ConnectionError {
 }
 
 impl ConnectionError {
-    /// The value of the metric label `error`.
-    pub(super) fn label(&self) -> &'static str {
-        match self {
-            Self::ForeignAddress(_) => "foreign_address",
-            Self::Detect(DetectError::TimedOut) => "tls_detect_timeout",
-            Self::Detect(_) | Self::Copy(_) | Self::Http(_) => "io",
-            Self::NoIdentity | Self::Handshake(_) | Self::HandshakeTimedOut => "tls_handshake",
-            Self::NotMeshed(_) => "direct_not_meshed",
-            Self::Header(_) | Self::HeaderTimedOut => "transport_header",
-            Self::Gateway => "gateway_not_configured",
-            Self::TooManyNames => "too_many_names",
+    /// The value of the metric label `error`; `None` for what policy denies, which `inbound_tcp_authz_*` count. Linkerd's values
+    /// (`linkerd/app/inbound/src/metrics/error.rs`), and more for what is `unexpected` there.
+    pub(super) fn label(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::Denied | Self::Revoked => return None,
+            Self::Detect(DetectError::TimedOut) | Self::HandshakeTimedOut => "tls detection timeout",
+            Self::Detect(_)
+            | Self::Copy(_)
+            | Self::Http(_)
+            | Self::Handshake(_)
+            | Self::Header(_)
+            | Self::HeaderTimedOut
+            | Self::Connect(ConnectError::Io { .. }) => "i/o",
+            Self::Gateway => "gateway domain invalid",
+            Self::GatewayLoop => "gateway loop",
             Self::Relay(error) => error.label(),
+            Self::Connect(ConnectError::Timeout(_)) => "connect timeout",
+            Self::ForeignAddress(_) => "foreign address",
             Self::Loop(_) => "loop",
-            Self::TlsRequired(_) => "tls_required",
-            Self::Denied | Self::Revoked => "unauthorized",
-            Self::Connect(_) => "connect",
-        }
+            Self::NoIdentity => "no certificate",
+            Self::NotMeshed(_) => "not meshed",
+            Self::TlsRequired(_) => "tls required",
+            Self::TooManyNames => "too many names",
+        })
     }
 }

@@ -174,7 +174,7 @@ where
         return Err(ConnectionError::Gateway);
     };
     if inbound.is_own(&client) {
-        return Err(ConnectionError::Loop(own));
+        return Err(ConnectionError::GatewayLoop);
     }
     let named = gateway.outbound.named(&name, client.addr).ok_or(ConnectionError::TooManyNames)?;
     tokio::select! {

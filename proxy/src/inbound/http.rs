@@ -232,7 +232,7 @@ impl HttpConnection {
     fn check_limit(&self, policy: &ServerPolicy) -> Result<(), Failure> {
         let Some(limit) = policy.http().and_then(|http| http.limit.as_ref()) else { return Ok(()) };
         limit.check(self.client.identity(), Instant::now()).map_err(|scope| {
-            self.counters.rate_limited(&self.inbound, policy, limit, scope, self.target.addr);
+            self.counters.rate_limited(&self.inbound, policy, limit, scope, &self.client, self.target.addr);
             Failure::RateLimited
         })
     }

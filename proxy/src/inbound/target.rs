@@ -148,8 +148,8 @@ impl ApplicationPorts {
             return Arc::clone(known);
         }
         let http2 = self.shared.config.http2;
-        let mut labels = self.labels.labels(addr);
-        labels.extend([label("tls", "no_identity"), label("no_tls_reason", "loopback")]);
+        // Without the port, as Linkerd's: the accepted connections have it.
+        let labels = vec![label("tls", "no_identity"), label("no_tls_reason", "loopback")];
         let transport = Arc::new(self.shared.metrics.transport(Direction::Inbound, Peer::Dst, &labels));
         let target = Arc::new(ApplicationPort {
             addr,

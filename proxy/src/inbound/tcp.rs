@@ -95,7 +95,7 @@ fn count(
     target: SocketAddr,
 ) {
     let mut labels = inbound.labels.labels(target);
-    policy.meta.append_labels("srv", &mut labels);
+    inbound.append_server(&policy.meta, target, &mut labels);
     if let Some(authz) = authz {
         authz.append_labels("authz", &mut labels);
     }

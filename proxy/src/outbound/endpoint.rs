@@ -103,11 +103,11 @@ impl ConnectError {
     /// The value of the metric label `error`.
     pub(crate) fn label(&self) -> &'static str {
         match self {
-            Self::Timeout(_) => "connect_timeout",
-            Self::Io { .. } | Self::Http1 { .. } | Self::Http2 { .. } => "io",
+            Self::Timeout(_) => "connect timeout",
+            Self::Io { .. } | Self::Http1 { .. } | Self::Http2 { .. } => "i/o",
             Self::Loopback(_) => "loopback",
-            Self::NoCredentials(_) => "no_credentials",
-            Self::PlaintextRefused(_) => "require_mtls",
+            Self::NoCredentials(_) => "no certificate",
+            Self::PlaintextRefused(_) => "identity required",
         }
     }
 }

@@ -77,7 +77,9 @@ impl Connection {
             Err(ExchangeError::Failure(failure)) => failure,
         };
         let metrics = &self.worker.shared.metrics;
-        metrics.outbound_http_errors.get_or_create(&vec![label("error", failure.label())]).inc();
+        if let Some(error) = failure.label() {
+            metrics.outbound_http_errors.get_or_create(&vec![label("error", error)]).inc();
+        }
         tracing::debug!(%failure, orig_dst.addr = %self.target.destination, "request failed");
         if failure.closes() {
             self.closing.begin();

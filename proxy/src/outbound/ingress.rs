@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 
 use super::{
     Connection, ConnectionError,
-    target::{OutboundTarget, RoutingPlan},
+    target::{OutboundTarget, RoutingPlan, accepted},
     tcp::ForwardError,
 };
 use crate::{
@@ -21,6 +21,7 @@ use crate::{
     discover::route::OpaqueRoutes,
     http::{headers::DST_OVERRIDE, respond::Failure},
     io::{Io, Stream},
+    route::Meta,
 };
 
 /// The port of a name without one.
@@ -29,7 +30,9 @@ const DEFAULT_PORT: NonZeroU16 = NonZeroU16::new(80).unwrap();
 impl Connection {
     /// Serves a connection in ingress mode. What is known about its original destination does not matter before a request needs it.
     pub(super) async fn ingress(self, stream: TcpStream) -> Result<(), ConnectionError> {
-        let timeout = self.worker.shared.config.outbound.detect_timeout;
+        let shared = &self.worker.shared;
+        accepted(shared, &Meta::default(), "detect").1.inc();
+        let timeout = shared.config.outbound.detect_timeout;
         self.detect(stream, timeout, None).await
     }
 

@@ -87,6 +87,9 @@ impl Named {
 impl RelayFailed {
     /// The value of the metric label `error`.
     pub(crate) fn label(&self) -> &'static str {
-        self.0.label()
+        match &self.0 {
+            ConnectionError::Target(TargetError::Refused(_)) => "gateway domain invalid",
+            other => other.label(),
+        }
     }
 }

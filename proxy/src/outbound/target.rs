@@ -7,6 +7,7 @@ use std::{
 
 use futures::future::select_all;
 use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
 use rand::RngExt as _;
 use tokio::{sync::watch, time::Instant};
 
@@ -23,8 +24,10 @@ use crate::{
         route::{Backend, Distribution, HttpRoutes, OpaqueRoute, Policy, Protocol, RouteBackend, forward_to},
     },
     metrics::{
-        BalancerKind, DetectMetrics, Direction, Labels, Peer, TcpRouteMetrics, TransportMetrics, label, target_labels,
+        BalancerKind, DetectMetrics, Direction, InUse, Labels, Peer, TcpRouteMetrics, TransportMetrics, label,
+        target_labels,
     },
+    route::Meta,
     shared::Shared,
 };
 
@@ -43,8 +46,8 @@ impl TargetError {
     /// The value of the metric label `error`.
     pub(super) fn label(&self) -> &'static str {
         match self {
-            Self::Timeout(_) => "discovery_timeout",
-            Self::Refused(_) => "discovery_refused",
+            Self::Timeout(_) => "discovery timeout",
+            Self::Refused(_) => "discovery refused",
         }
     }
 }
@@ -73,6 +76,8 @@ pub(super) struct RoutingPlan {
     backends: Vec<(Arc<Backend>, BalancerKind, Resolved)>,
     rules: Rules,
     detect: OnceLock<DetectMetrics>,
+    /// `outbound_tcp_protocol_connections_total`.
+    accepted: OnceLock<(InUse, Counter)>,
     /// By position among the routes of connections.
     connections: Vec<OnceLock<TcpRouteMetrics>>,
 }
@@ -132,7 +137,7 @@ impl OutboundTarget {
     pub(super) fn labels(&self) -> Labels {
         match &self.destination {
             Destination::Addr(addr) => target_labels(*addr),
-            Destination::Name(_) => ["target_addr", "target_ip", "target_port"].map(|key| label(key, "")).into(),
+            Destination::Name(_) => no_target(),
         }
     }
 
@@ -172,7 +177,7 @@ impl RoutingPlan {
         }
         let rules = Rules::new(&http);
         let connections = opaque.iter().flat_map(|routes| routes.iter()).map(|_| OnceLock::new()).collect();
-        Self { backends, rules, detect: OnceLock::new(), connections, policy }
+        Self { backends, rules, detect: OnceLock::new(), accepted: OnceLock::new(), connections, policy }
     }
 
     /// The HTTP routes for a version; `None` if the policy is for another protocol.
@@ -189,6 +194,13 @@ impl RoutingPlan {
     pub(super) fn rule(&self, http2: bool, route: usize, rule: usize) -> Option<&RuleSlot> {
         let has_two_sets = matches!(self.policy.protocol, Protocol::Detect { .. });
         self.rules.get(usize::from(http2 && has_two_sets), route, rule)
+    }
+
+    /// Counts a connection, by the protocol that policy says.
+    pub(super) fn count(&self, shared: &Shared) {
+        let Policy { parent, protocol, .. } = &self.policy;
+        let (_, counter) = self.accepted.get_or_init(|| accepted(shared, parent, protocol.label()));
+        counter.inc();
     }
 
     /// What is counted of detection.
@@ -304,6 +316,19 @@ impl Distribution {
         };
         first.iter().chain(random.iter().map(|(backend, _)| backend))
     }
+}
+
+/// The labels of a target whose address is unknown.
+pub(super) fn no_target() -> Labels {
+    ["target_addr", "target_ip", "target_port"].map(|key| label(key, "")).into()
+}
+
+/// The counter of connections whose destination is this parent's, which says the protocol.
+pub(super) fn accepted(shared: &Shared, parent: &Meta, protocol: &'static str) -> (InUse, Counter) {
+    let mut labels = vec![label("protocol", protocol)];
+    labels.extend(parent.labels_with_port("parent"));
+    let metrics = &shared.metrics;
+    metrics.counter("outbound_tcp_protocol_connections", &metrics.outbound_protocol_connections, &labels)
 }
 
 /// The first route that accepts a connection with this server name.

@@ -46,14 +46,15 @@ impl ForwardError {
     /// The value of the metric label `error`.
     pub(super) fn label(&self) -> &'static str {
         match self {
-            Self::NoRoute => "no_route",
-            Self::Refused(reason) => reason.label(),
-            Self::NoBackend => "invalid_backend",
-            Self::Select(SelectError::FailFast) => "fail_fast",
-            Self::Select(SelectError::QueueFull) => "load_shed",
-            Self::Select(SelectError::PlaintextRefused(_)) => "require_mtls",
+            Self::NoRoute => "no route",
+            Self::Refused(RefuseOpaque::Forbidden) => "forbidden",
+            Self::Refused(RefuseOpaque::Invalid) => "invalid policy",
+            Self::NoBackend => "invalid backend",
+            Self::Select(SelectError::FailFast) => "failfast",
+            Self::Select(SelectError::QueueFull) => "loadshed",
+            Self::Select(SelectError::PlaintextRefused(_)) => "identity required",
             Self::Connect(error) => error.label(),
-            Self::Copy(_) => "io",
+            Self::Copy(_) => "i/o",
         }
     }
 

@@ -512,11 +512,13 @@ async fn where_mutual_tls_is_required_nothing_is_sent_in_plaintext() {
         let reason = format!("refusing plaintext to {addr}: it has no identity, and weft.io/require-mtls is set");
         assert_eq!(response.status(), StatusCode::BAD_GATEWAY);
         assert_eq!(response.headers()["l5d-proxy-error"], reason);
-        assert!(proxy.scrape().contains(r#"outbound_http_errors_total{error="require_mtls"} 1"#));
+        assert!(proxy.scrape().contains(r#"outbound_http_errors_total{error="identity required"} 1"#));
         let mut opaque = proxy.connect().await;
         opaque.write_all(b"\x01\x02 not http ever").await.unwrap();
         assert!(!matches!(opaque.read_to_end(&mut Vec::new()).await, Ok(read) if read > 0));
-        assert!(proxy.scrape().contains(r#"outbound_tcp_errors_total{error="require_mtls"} 1"#), "{}", proxy.scrape());
+        let target = r#"target_addr="10.1.1.8:80",target_ip="10.1.1.8",target_port="80""#;
+        let counted = format!(r#"outbound_tcp_errors_total{{{target},error="identity required"}} 1"#);
+        assert!(proxy.scrape().lines().any(|line| line == counted), "{}", proxy.scrape());
         assert!(tokio::time::timeout(Duration::from_millis(50), listener.accept()).await.is_err());
     }
     // An address that no Service has is an endpoint like any other.

@@ -23,18 +23,6 @@ pub(crate) enum Expired {
     Idle,
 }
 
-impl Expired {
-    /// The value of the metric label `error`.
-    pub(crate) fn label(self) -> &'static str {
-        match self {
-            Self::Request => "request_timeout",
-            Self::Head => "response_headers_timeout",
-            Self::Response => "response_timeout",
-            Self::Idle => "idle_timeout",
-        }
-    }
-}
-
 /// The progress of an attempt against its limits.
 #[derive(Debug)]
 pub(crate) struct Deadlines {

@@ -123,19 +123,22 @@ impl Counters {
         policy: &ServerPolicy,
         limit: &RateLimit,
         scope: Scope,
+        client: &Client,
         target: SocketAddr,
     ) {
         let mut labels = route_labels(inbound, policy, None, target);
         limit.meta.append_labels("ratelimit", &mut labels);
         labels.push(label("ratelimit_scope", scope.label()));
+        client.tls.append_labels(&mut labels);
         let metrics = &inbound.shared.metrics;
         metrics.count("inbound_http_local_ratelimit", &metrics.inbound_http_ratelimit, &labels);
     }
 
-    /// Counts a request that the proxy answered itself.
+    /// Counts a request that the proxy answered itself, but for one that policy denies.
     pub(super) fn failed(&self, inbound: &Inbound, failure: &Failure, target: SocketAddr) {
-        let mut labels = inbound.labels.labels(target);
-        labels.insert(0, label("error", failure.label()));
+        let Some(error) = failure.label() else { return };
+        let mut labels = vec![label("error", error)];
+        labels.extend(inbound.labels.labels(target));
         let metrics = &inbound.shared.metrics;
         metrics.count("inbound_http_errors", &metrics.inbound_http_errors, &labels);
     }
@@ -143,8 +146,7 @@ impl Counters {
 
 fn route_labels(inbound: &Inbound, policy: &ServerPolicy, route: Option<&Arc<Meta>>, target: SocketAddr) -> Labels {
     let mut labels = inbound.labels.labels(target);
-    policy.meta.append_labels("srv", &mut labels);
-    labels.push(label("srv_port", inbound.labels.port(target)));
+    inbound.append_server(&policy.meta, target, &mut labels);
     if let Some(route) = route {
         route.append_labels("route", &mut labels);
     }

@@ -163,7 +163,7 @@ async fn http_that_policy_names_is_not_detected_but_for_the_version_of_meshed_cl
     assert_eq!(world.get(Via::Tls, Some(ELSEWHERE), "/").await.0, 200);
     let silent = world.connect(Via::Tls, Some(ELSEWHERE)).await;
     let detected = |result: &str| format!(r#"result="{result}",{SERVER},srv_port="{port}""#);
-    let expected = ["h2", "http/1", "read_timeout"].map(detected);
+    let expected = ["http/2", "http/1", "read_timeout"].map(detected);
     expect(&world, RESULTS, &expected.each_ref().map(|labels| (labels.as_str(), 1))).await;
     assert_eq!(get_over(silent, "/").await.0, 200);
 }

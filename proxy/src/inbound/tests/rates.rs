@@ -11,7 +11,7 @@ use weft_proto::linkerd::{
 };
 
 use super::{
-    metrics::{SERVER, expect, target},
+    metrics::{PLAIN, SERVER, expect, target},
     routes::{prefix, route, routed, rule},
     *,
 };
@@ -29,12 +29,16 @@ fn named() -> Option<Metadata> {
     Some(Metadata { kind: Some(metadata::Kind::Resource(resource)) })
 }
 
-/// The labels of what exceeds the limit of this scope.
-fn exceeded(world: &World, scope: &str) -> String {
+/// The labels of what exceeds the limit of this scope, by the client's `tls` and what belongs to it.
+fn exceeded(world: &World, scope: &str, client: &str) -> String {
     let (target, port) = (target(world.app), world.app.port());
     let limit =
         r#"ratelimit_group="policy.linkerd.io",ratelimit_kind="HTTPLocalRateLimitPolicy",ratelimit_name="rates""#;
-    format!(r#"{target},{SERVER},srv_port="{port}",{limit},ratelimit_scope="{scope}""#)
+    format!(r#"{target},{SERVER},srv_port="{port}",{limit},ratelimit_scope="{scope}",{client}"#)
+}
+
+fn established(name: &str) -> String {
+    format!(r#"tls="true",client_id="{name}""#)
 }
 
 /// The statuses of requests for these paths, one after the other on one connection.
@@ -69,7 +73,8 @@ async fn what_policy_or_a_filter_answers_takes_nothing_from_the_rate() {
     assert_eq!(statuses(plain, &["/open", "/open", "/moved"]).await, [403, 403, 403]);
     let meshed = world.connect(Via::Tls, Some(ELSEWHERE)).await;
     assert_eq!(statuses(meshed, &["/none", "/moved", "/moved", "/open", "/open"]).await, [404, 301, 301, 200, 429]);
-    expect(&world, "inbound_http_local_ratelimit_total", &[(&exceeded(&world, "total"), 1)]).await;
+    expect(&world, "inbound_http_local_ratelimit_total", &[(&exceeded(&world, "total", &established(CLIENT)), 1)])
+        .await;
 }
 
 #[tokio::test]
@@ -105,5 +110,8 @@ async fn each_client_has_its_own_rate_and_those_of_an_override_share_theirs() {
         let stream = world.connect(Via::Plain, Some(ELSEWHERE)).await;
         assert_eq!(statuses(stream, &["/"]).await, [expected]);
     }
-    expect(&world, "inbound_http_local_ratelimit_total", &[(&exceeded(&world, "identity"), 3)]).await;
+    let clients = [established("c.demo"), established("b.demo"), PLAIN.to_owned()];
+    let labels = clients.each_ref().map(|client| exceeded(&world, "identity", client));
+    let expected = labels.each_ref().map(|labels| (labels.as_str(), 1));
+    expect(&world, "inbound_http_local_ratelimit_total", &expected).await;
 }

@@ -168,7 +168,7 @@ async fn no_more_requests_are_in_flight_than_allowed_and_one_is_until_its_respon
     }
     let (status, headers, _) = world.get(Via::Plain, Some(ELSEWHERE), "/").await;
     assert_eq!((status.as_u16(), &headers["connection"]), (503, &"close".parse().unwrap()));
-    assert_eq!(world.counted(&scrape(&world), "inbound_http_errors_total", &[r#"error="load_shed""#]), 3);
+    assert_eq!(world.counted(&scrape(&world), "inbound_http_errors_total", &[r#"error="loadshed""#]), 3);
 
     held.recv().await.unwrap().send(()).unwrap();
     assert_eq!(first.into_body().collect().await.unwrap().to_bytes(), "end");
@@ -265,5 +265,5 @@ async fn an_application_that_accepts_nobody_is_a_gateway_timeout() {
     let call = Request::post("http://web.demo/a.B/C").header("content-type", "application/grpc").body(()).unwrap();
     let (status, headers, _) = world.get_http2(Via::Tls, Some(ELSEWHERE), call).await;
     assert_eq!((status.as_u16(), &headers["grpc-status"]), (200, &"4".parse().unwrap()));
-    assert_eq!(world.counted(&scrape(&world), "inbound_http_errors_total", &[r#"error="connect_timeout""#]), 2);
+    assert_eq!(world.counted(&scrape(&world), "inbound_http_errors_total", &[r#"error="connect timeout""#]), 2);
 }

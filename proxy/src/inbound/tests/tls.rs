@@ -41,7 +41,7 @@ async fn clients_are_of_the_mesh_or_anonymous_and_the_own_port_is_for_those_of_t
 
     let any_mesh_tls = PermitMeshTls { clients: Some(Clients::Unauthenticated(PermitUnauthenticated {})) };
     let permits = [(anybody(), 200), (Permit::MeshTls(any_mesh_tls), 200), (only(&[CLIENT]), 403)];
-    for (permit, of_anonymous) in permits.clone() {
+    for (permit, of_anonymous) in permits {
         world.policies.publish(world.app.port(), detecting(vec![authz("web", permit.clone())]));
         for (config, id, expected) in [(&member, CLIENT, 200), (&anonymous, "", of_anonymous)] {
             let stream = connect(&world, config, world.app).await.unwrap();
@@ -52,7 +52,6 @@ async fn clients_are_of_the_mesh_or_anonymous_and_the_own_port_is_for_those_of_t
         // Whatever the policy says, and although it trusts this server.
         expect_refused(connect(&world, &stranger, world.app).await).await;
     }
-    expect_failed(&world, "tls_handshake", world.app, permits.len() as u64).await;
 
     let header = TransportHeader { port: NonZeroU16::new(world.app.port()).unwrap(), name: None, protocol: None };
     world.policies.publish(world.app.port(), detecting(vec![authz("web", anybody())]));
@@ -64,12 +63,20 @@ async fn clients_are_of_the_mesh_or_anonymous_and_the_own_port_is_for_those_of_t
         }
         expect_refused(connected).await;
     }
-    expect_failed(&world, "direct_not_meshed", own(&world), 1).await;
-    expect_failed(&world, "tls_handshake", own(&world), 1).await;
+    expect_failed(&world, "not meshed", own(&world), 1).await;
+    expect_failed(&world, "i/o", own(&world), 1).await;
     let http1 = TransportHeader { protocol: Some(SessionProtocol::Http1), ..header };
     let mut stream = connect(&world, &member, own(&world)).await.unwrap();
     stream.write_all(&http1.encode()).await.unwrap();
     assert_eq!(get_over(stream, "/").await.0, 200);
+}
+
+#[tokio::test]
+async fn a_client_of_another_mesh_is_an_error_of_its_connection() {
+    let world = World::new(http_app().await).await;
+    let stranger = Mesh::trusting(&world.mesh).credentials(CLIENT).client_config(&OWN.parse().unwrap(), &[]);
+    expect_refused(connect(&world, &stranger, world.app).await).await;
+    expect_failed(&world, "i/o", world.app, 1).await;
 }
 
 /// In TLS 1.3 a client has finished before its certificate is judged.
@@ -96,7 +103,7 @@ async fn there_is_no_tls_before_the_first_certificate() {
     let config = member(&world, &[ALPN]);
     for target in [world.app, own(&world)] {
         assert!(connect(&world, &config, target).await.is_err(), "{target}");
-        expect_failed(&world, "tls_handshake", target, 1).await;
+        expect_failed(&world, "no certificate", target, 1).await;
     }
     certified.send_replace(Some(world.mesh.credentials(OWN)));
     let stream = connect(&world, &config, world.app).await.unwrap();
@@ -118,7 +125,7 @@ async fn a_client_that_does_not_finish_what_it_begins_is_closed() {
     for client in &mut clients {
         expect_closed(client).await;
     }
-    expect_failed(&world, "tls_detect_timeout", world.app, 1).await;
-    expect_failed(&world, "tls_detect_timeout", own(&world), 2).await;
-    expect_failed(&world, "transport_header", own(&world), 1).await;
+    expect_failed(&world, "tls detection timeout", world.app, 1).await;
+    expect_failed(&world, "tls detection timeout", own(&world), 2).await;
+    expect_failed(&world, "i/o", own(&world), 1).await;
 }

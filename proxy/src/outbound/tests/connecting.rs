@@ -130,5 +130,5 @@ async fn an_endpoint_that_takes_no_connection_in_time_is_a_gateway_timeout() {
     assert_eq!(response.status(), StatusCode::GATEWAY_TIMEOUT);
     assert_eq!(response.headers()["l5d-proxy-error"], "connect timed out");
     assert_eq!(response.headers()["connection"], "close");
-    assert!(proxy.scrape().contains(r#"outbound_http_errors_total{error="connect_timeout"} 1"#));
+    assert!(proxy.scrape().contains(r#"outbound_http_errors_total{error="connect timeout"} 1"#));
 }

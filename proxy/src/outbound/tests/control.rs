@@ -35,7 +35,10 @@ async fn codes_about_policies_refuse_connections_or_leave_them_to_the_profile_or
         control.instead(Call::Policy, [instead]);
         let proxy = Proxy::patient(service, control).await;
         assert_eq!(proxy.exchange(BYTES).await, expected, "{instead:?}");
-        let refused = proxy.scrape().contains(r#"outbound_tcp_errors_total{error="discovery_refused"} 1"#);
+        let (ip, port) = (service.ip(), service.port());
+        let target = format!(r#"target_addr="{service}",target_ip="{ip}",target_port="{port}""#);
+        let counted = format!(r#"outbound_tcp_errors_total{{{target},error="discovery refused"}} 1"#);
+        let refused = proxy.scrape().lines().any(|line| line == counted);
         assert_eq!(refused, expected.is_empty(), "{instead:?}: {}", proxy.scrape());
         is_final(&proxy.control, Call::Policy, calls).await;
         assert_eq!(proxy.control.calls(Call::Policy), calls, "{instead:?}");

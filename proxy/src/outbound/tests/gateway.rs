@@ -313,7 +313,7 @@ async fn a_request_that_comes_back_is_refused() {
     assert_eq!(response.status(), StatusCode::LOOP_DETECTED);
     assert_eq!(clusters.client.get("/").await.status(), StatusCode::OK);
     let metrics = fake::scrape(&clusters.gateway);
-    assert!(metrics.contains(r#"inbound_http_errors_total{error="loop""#), "{metrics}");
+    assert!(metrics.contains(r#"inbound_http_errors_total{error="gateway loop""#), "{metrics}");
 }
 
 #[tokio::test]

@@ -98,8 +98,12 @@ async fn a_control_plane_that_says_nothing_about_a_destination_is_a_timeout() {
         assert_eq!(response.status(), StatusCode::GATEWAY_TIMEOUT);
         assert_eq!(response.headers()["connection"], "close");
     }
-    let counted = r#"outbound_http_errors_total{error="discovery_timeout"} 2"#;
+    let counted = r#"outbound_http_errors_total{error="discovery timeout"} 2"#;
     assert!(proxy.scrape().contains(counted), "{}", proxy.scrape());
+    // Of no parent, because requests choose theirs.
+    let accepted = r#"outbound_tcp_protocol_connections_total{protocol="detect",parent_group="","#;
+    let is_counted = |line: &str| line.starts_with(accepted) && line.ends_with("} 2");
+    assert!(proxy.scrape().lines().any(is_counted), "{}", proxy.scrape());
 }
 
 #[tokio::test]

@@ -522,6 +522,9 @@ async fn connections_are_counted_by_route_and_bytes_by_zone() {
             ],
         )
         .await;
+        let configured = if protocol == "tcp" { "detect" } else { protocol };
+        let accepted = format!(r#"protocol="{configured}",{PARENT}"#);
+        expect(&proxy, "outbound_tcp_protocol_connections_total", &[(&accepted, 1)]).await;
         let state = |state: &str| format!(r#"endpoint_state="{state}",{PARENT},{BACKEND}"#);
         let endpoints = format!("outbound_{protocol}_balancer_endpoints");
         expect(&proxy, &endpoints, &[(&state("ready"), 1), (&state("pending"), 0)]).await;
@@ -538,6 +541,8 @@ async fn connections_are_counted_by_route_and_bytes_by_zone() {
     assert!(!matches!(proxy.connect().await.read_to_end(&mut Vec::new()).await, Ok(read) if read > 0));
     let refused = ended(&route("TCPRoute", "bytes"), "forbidden");
     expect(&proxy, "outbound_tcp_route_close_total", &[(&refused, 1)]).await;
+    let error = r#"target_addr="10.1.4.1:80",target_ip="10.1.4.1",target_port="80",error="forbidden""#;
+    expect(&proxy, "outbound_tcp_errors_total", &[(error, 1)]).await;
 }
 
 #[tokio::test]

@@ -38,7 +38,7 @@ async fn nothing_is_read_first_where_the_policy_says_the_protocol() {
     let http2 = proxy_protocol::Http2 { routes: routes(), failure_accrual: None };
     let opaque = proxy_protocol::Opaque { routes: vec![opaque_route(&over)] };
     for (policy, detects, protocol) in [
-        (policy(SERVICE, vec![]), true, "http/1"),
+        (policy(SERVICE, vec![]), true, "detect"),
         (of_kind(proxy_protocol::Kind::Http1(http1)), false, "http/1"),
         (of_kind(proxy_protocol::Kind::Http2(http2)), false, "http/2"),
         (grpc_policy(SERVICE, None), false, "http/2"),
@@ -50,14 +50,21 @@ async fn nothing_is_read_first_where_the_policy_says_the_protocol() {
             _ => proxy.get("/").await,
         };
         assert_eq!((response.status(), script.received().len()), (StatusCode::OK, 1));
-        let counted = |count| format!(r#"outbound_tcp_protocol_connections_total{{protocol="{protocol}"}} {count}"#);
+        let counted = |count: u64| {
+            let metrics = proxy.scrape();
+            let begin = format!(r#"outbound_tcp_protocol_connections_total{{protocol="{protocol}",parent_group="#);
+            let is_it = |line: &str| line.starts_with(&begin) && line.ends_with(&format!("}} {count}"));
+            assert!(metrics.lines().any(is_it), "{metrics}");
+            let of_family = |line: &&str| line.starts_with("outbound_tcp_protocol_connections_total{");
+            assert_eq!(metrics.lines().filter(of_family).count(), 1, "{metrics}");
+        };
+        counted(1);
         let metrics = proxy.scrape();
-        assert!(metrics.contains(&counted(1)), "{metrics}");
         assert_eq!(metrics.contains("outbound_tcp_detect_http_results_total{"), detects, "{protocol}");
         if protocol == "http/2" {
             let answer = proxy.exchange(b"GET / HTTP/1.1\r\nhost: server.demo\r\n\r\n").await;
             assert!(!answer.contains("HTTP/1.1") && script.received().len() == 1, "another version: {answer}");
-            assert!(proxy.scrape().contains(&counted(2)), "it is what the policy says");
+            counted(2);
         }
     }
 }
@@ -103,7 +110,9 @@ async fn tls_takes_the_route_of_the_most_specific_server_name() {
         assert_eq!(without_rest.exchange(&unnamed).await, "", "no route is no connection");
     }
     let metrics = without_rest.scrape();
-    assert!(metrics.contains(r#"outbound_tcp_errors_total{error="no_route"} 2"#), "{metrics}");
+    let target = r#"target_addr="10.1.8.1:80",target_ip="10.1.8.1",target_port="80""#;
+    let counted = format!(r#"outbound_tcp_errors_total{{{target},error="no route"}} 2"#);
+    assert!(metrics.lines().any(|line| line == counted), "{metrics}");
 }
 
 #[tokio::test]
@@ -178,7 +187,7 @@ async fn a_connection_without_a_destination_is_closed_and_the_next_one_is_served
     let proxy = Proxy::start_with("127.0.0.1:1".parse().unwrap(), Control::default(), refuse, true).await;
     let pretended = proxy.worker.pretended_dst.lock().take();
     assert_eq!(proxy.exchange(BYTES).await, "");
-    assert!(proxy.scrape().contains("outbound_tcp_errors_total{error="), "{}", proxy.scrape());
+    assert!(proxy.scrape().contains("outbound_tcp_errors_total{target_addr="), "{}", proxy.scrape());
     *proxy.worker.pretended_dst.lock() = pretended;
     assert_eq!(proxy.get("/").await.status(), StatusCode::BAD_GATEWAY, "served, and refused as loopback");
 }

@@ -184,7 +184,7 @@ async fn requests_beyond_the_limit_are_shed_until_a_response_has_ended() {
     let grpc = Request::post("http://server.demo/echo.Echo/Say").header("content-type", "application/grpc");
     let shed = proxy.http2().await.send_request(grpc.body(Full::default()).unwrap()).await.unwrap();
     assert_eq!((shed.status(), &shed.headers()["grpc-status"]), (StatusCode::OK, &"14".parse().unwrap()));
-    assert!(proxy.scrape().contains(r#"outbound_http_errors_total{error="load_shed"} 2"#), "{}", proxy.scrape());
+    assert!(proxy.scrape().contains(r#"outbound_http_errors_total{error="loadshed"} 2"#), "{}", proxy.scrape());
     drop(first);
     let deadline = Instant::now() + Duration::from_secs(60);
     while proxy.get("/").await.status() != StatusCode::OK {

@@ -464,6 +464,6 @@ async fn requests_that_wait_for_one_attempt_to_connect_get_one_answer() {
         assert_eq!(response.status(), StatusCode::GATEWAY_TIMEOUT, "{:?}", response.headers());
         assert_eq!(response.headers()["l5d-proxy-error"], "connect timed out");
     }
-    let counted = r#"outbound_http_errors_total{error="connect_timeout"} 3"#;
+    let counted = r#"outbound_http_errors_total{error="connect timeout"} 3"#;
     assert!(proxy.scrape().contains(counted), "{}", proxy.scrape());
 }
