@@ -83,3 +83,88 @@ async fn websocket_close_codes_and_reasons_come_back() {
         assert!(ended.expect("an end within 10 s").is_none_or(|ended| ended.is_err()), "{code}");
     }
 }
+
+/// The head of a request or response.
+async fn read_head(stream: &mut TcpStream) -> String {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.unwrap());
+    }
+    String::from_utf8(head).unwrap()
+}
+
+/// A connection to a server that agrees to compression if that is offered, and then sends every byte back.
+async fn compressing() -> (Proxy, TcpStream) {
+    let server = serve_each(|mut stream| async move {
+        let head = read_head(&mut stream).await;
+        let is_offered = head.contains("\r\nsec-websocket-extensions: permessage-deflate; client_max_window_bits\r\n");
+        let agreed = if is_offered { "permessage-deflate; server_no_context_takeover" } else { "nothing" };
+        let answer = format!(
+            "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
+             sec-websocket-accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\nsec-websocket-extensions: {agreed}\r\n\r\n"
+        );
+        stream.write_all(answer.as_bytes()).await.unwrap();
+        let (mut read, mut write) = stream.split();
+        let _ = tokio::io::copy(&mut read, &mut write).await;
+    });
+    let proxy = in_front_of(server.await).await;
+    let mut stream = proxy.connect().await;
+    let request = "GET /socket HTTP/1.1\r\nhost: server.demo\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
+                   sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
+                   sec-websocket-extensions: permessage-deflate; client_max_window_bits\r\n\r\n";
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let head = read_head(&mut stream).await;
+    assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
+    for agreed in ["extensions: permessage-deflate; server_no_context_takeover", "accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo="]
+    {
+        assert!(head.contains(&format!("\r\nsec-websocket-{agreed}\r\n")), "{head}");
+    }
+    (proxy, stream)
+}
+
+/// A client's frame with this first byte.
+fn frame(first: u8, payload: &[u8]) -> Vec<u8> {
+    const MASK: [u8; 4] = [0x37, 0xfa, 0x21, 0x3d];
+    let length = u8::try_from(payload.len()).unwrap();
+    let masked = payload.iter().zip(MASK.iter().cycle()).map(|(byte, mask)| byte ^ mask);
+    [first, 0x80 | length].into_iter().chain(MASK).chain(masked).collect()
+}
+
+/// Sends bytes, and waits until the same come back.
+async fn echoed(stream: &mut TcpStream, bytes: &[u8]) {
+    let mut back = vec![0; bytes.len()];
+    stream.write_all(bytes).await.unwrap();
+    let read = tokio::time::timeout(Duration::from_secs(10), stream.read_exact(&mut back)).await;
+    read.expect("an answer within 10 s").unwrap();
+    assert_eq!(back, bytes);
+}
+
+/// RFC 7692, section 7.2.3.1: "Hello", compressed.
+const COMPRESSED: &[u8] = &[0xf2, 0x48, 0xcd, 0xc9, 0xc9, 0x07, 0x00];
+
+#[tokio::test]
+async fn websocket_extensions_are_agreed_end_to_end_and_their_frames_pass_unchanged() {
+    let (_proxy, mut stream) = compressing().await;
+    // A whole message with RSV1, one in two fragments, and bits that no extension has.
+    let (first, second) = COMPRESSED.split_at(3);
+    for frames in
+        [frame(0xc1, COMPRESSED), [frame(0x41, first), frame(0x80, second)].concat(), frame(0xb1, b"RSV2, RSV3")]
+    {
+        echoed(&mut stream, &frames).await;
+    }
+    // Reserved opcodes, of data and of control.
+    for opcode in (0x3..=0x7).chain(0xb..=0xf) {
+        echoed(&mut stream, &frame(0x80 | opcode, b"reserved")).await;
+    }
+}
+
+#[tokio::test]
+async fn websocket_frames_in_single_bytes_pass_as_they_come() {
+    let (_proxy, mut stream) = compressing().await;
+    for frames in [frame(0x81, b"text"), frame(0x89, b""), frame(0xc1, COMPRESSED)] {
+        for byte in frames {
+            // Nothing waits for the rest of a frame.
+            echoed(&mut stream, &[byte]).await;
+        }
+    }
+}
