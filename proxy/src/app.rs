@@ -307,3 +307,36 @@ impl WorkerThread {
         std::future::pending().await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::{Instant, timeout_at};
+
+    use super::*;
+    use crate::{
+        inbound::testing::{Mesh, OWN},
+        testing::Lines,
+    };
+
+    #[tokio::test(start_paused = true)]
+    async fn a_proxy_without_identity_says_so_every_fifteen_seconds_until_it_has_one() {
+        let (lines, mesh) = (Lines::default(), Mesh::new());
+        let _guard = lines.of_this_thread();
+        let (credentials_tx, credentials) = watch::channel(None);
+        let began = Instant::now();
+        let mut warning = std::pin::pin!(warn_without_identity(credentials));
+        for (seconds, expected) in [(14, 0), (16, 1), (29, 1), (31, 2), (46, 3)] {
+            let until = timeout_at(began + Duration::from_secs(seconds), &mut warning).await;
+            assert!(until.is_err(), "it goes on");
+            let text = lines.text();
+            assert_eq!(text.matches(" WARN ").count(), expected, "after {seconds} s: {text}");
+            assert_eq!(text.matches("waiting for identity to be initialized").count(), expected, "{text}");
+        }
+        credentials_tx.send_replace(Some(mesh.credentials(OWN)));
+        assert!(
+            timeout_at(began + Duration::from_secs(600), &mut warning).await.is_err(),
+            "its end would end the process"
+        );
+        assert_eq!(lines.text().matches(" WARN ").count(), 3);
+    }
+}

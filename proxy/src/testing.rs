@@ -55,9 +55,9 @@ pub(crate) fn role() -> Option<String> {
 
 /// What a thread logs.
 #[derive(Clone, Default)]
-pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Lines(Arc<Mutex<Vec<u8>>>);
 
-impl Log {
+impl Lines {
     /// Gets what this thread logs until the guard is dropped.
     pub(crate) fn of_this_thread(&self) -> DefaultGuard {
         let log = tracing_subscriber::fmt().with_writer(self.clone()).with_ansi(false);
@@ -69,7 +69,7 @@ impl Log {
     }
 }
 
-impl io::Write for Log {
+impl io::Write for Lines {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().extend_from_slice(bytes);
         Ok(bytes.len())
@@ -80,7 +80,7 @@ impl io::Write for Log {
     }
 }
 
-impl<'a> MakeWriter<'a> for Log {
+impl<'a> MakeWriter<'a> for Lines {
     type Writer = Self;
 
     fn make_writer(&'a self) -> Self {

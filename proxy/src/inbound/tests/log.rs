@@ -1,12 +1,12 @@
 //! What the log says about requests.
 
 use super::*;
-use crate::testing::Log;
+use crate::testing::Lines;
 
 #[tokio::test]
 async fn what_is_admitted_for_an_audit_alone_is_logged() {
     for (authorization, expected) in [("all", 0), ("audit", 1)] {
-        let lines = Log::default();
+        let lines = Lines::default();
         let _guard = lines.of_this_thread();
         let world = World::new(http_app().await).await;
         world.policies.publish(world.app.port(), detecting(vec![authz(authorization, anybody())]));
@@ -22,7 +22,7 @@ async fn what_is_admitted_for_an_audit_alone_is_logged() {
 #[tokio::test]
 async fn headers_are_logged_only_where_the_settings_allow_it() {
     for is_allowed in [false, true] {
-        let lines = Log::default();
+        let lines = Lines::default();
         let _guard = lines.of_this_thread();
         let world = World::with(http_app().await, |config| config.log_headers = is_allowed).await;
         assert_eq!(world.get(Via::Tls, Some(ELSEWHERE), "/").await.0, StatusCode::OK);

@@ -13,7 +13,7 @@ use super::{
     resilience::{ejecting, metric},
     *,
 };
-use crate::testing::{Log, alone, role};
+use crate::testing::{Lines, alone, role};
 
 /// Clients of each protocol.
 const EACH: usize = 3;
@@ -202,7 +202,7 @@ async fn connections_wait_for_descriptors_and_are_served() {
         first.write_all(REQUEST).await.unwrap();
         timely(first.read_to_end(&mut Vec::new())).await.unwrap();
 
-        let log = Log::default();
+        let log = Lines::default();
         let _guard = log.of_this_thread();
         let sockets: Vec<_> = (0..2 * EACH).map(|_| TcpSocket::new_v4().unwrap()).collect();
         let exhausted = Exhausted::begin();
@@ -238,7 +238,7 @@ async fn accepting_without_descriptors_is_tried_ten_times_a_second() {
     let _first = std::net::TcpStream::connect(addr).unwrap();
     let _accepted = listener.accept().await;
     let waiting = std::net::TcpStream::connect(addr).unwrap();
-    let log = Log::default();
+    let log = Lines::default();
     let _guard = log.of_this_thread();
     let exhausted = Exhausted::begin();
     let mut accepting = std::pin::pin!(listener.accept());
