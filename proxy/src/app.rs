@@ -321,7 +321,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_proxy_without_identity_says_so_every_fifteen_seconds_until_it_has_one() {
         let (lines, mesh) = (Lines::default(), Mesh::new());
-        let _guard = lines.of_this_thread();
+        let _guard = lines.of_this_thread("trace");
         let (credentials_tx, credentials) = watch::channel(None);
         let began = Instant::now();
         let mut warning = std::pin::pin!(warn_without_identity(credentials));

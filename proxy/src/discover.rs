@@ -69,6 +69,8 @@ pub(crate) struct ProfileLookup {
 /// The endpoints of one service. Dropping the last reference ends the stream.
 #[derive(Debug)]
 pub(crate) struct Endpoints {
+    /// The service's authority.
+    pub(crate) service: String,
     /// The last known set.
     pub(crate) state: watch::Receiver<EndpointsState>,
     _stream: Stream,
@@ -144,7 +146,7 @@ impl Discover {
             let (tx, state) = watch::channel(EndpointsState::Pending);
             let stream =
                 inner.spawn(endpoints::watch(inner.destination.clone(), path.to_owned(), inner.context.clone(), tx));
-            Endpoints { state, _stream: stream }
+            Endpoints { service: path.to_owned(), state, _stream: stream }
         })
     }
 }
@@ -154,7 +156,8 @@ impl Endpoints {
     /// A service's endpoints without a controller, and the sender that changes them.
     pub(crate) fn for_test(set: endpoints::EndpointSet) -> (watch::Sender<EndpointsState>, Self) {
         let (known, state) = watch::channel(EndpointsState::Known(Arc::new(set)));
-        (known, Self { state, _stream: Stream(tokio::spawn(std::future::pending::<()>()).abort_handle()) })
+        let stream = Stream(tokio::spawn(std::future::pending::<()>()).abort_handle());
+        (known, Self { service: "server.demo.svc.cluster.local:80".to_owned(), state, _stream: stream })
     }
 }
 

@@ -27,6 +27,7 @@ use parking_lot::Mutex;
 
 use crate::{
     discover::Discover,
+    failure_log::FailureLog,
     http::in_flight::RequestLimit,
     listen::{Accepted, Listener},
     metrics::{Authorities, Direction, InboundTargets, Labels, Peer, TransportMetrics, label},
@@ -60,6 +61,8 @@ pub(crate) struct Inbound {
     authorities: Option<Authorities>,
     /// Limit of requests in flight.
     limit: RequestLimit,
+    /// Lines about what failed.
+    failures: FailureLog,
     sources: Mutex<HashMap<SourceKey, Arc<TransportMetrics>>>,
     /// What serves connections for names; `None` if this proxy serves none.
     gateway: Option<Gateway>,
@@ -112,6 +115,7 @@ impl Inbound {
             authorities: shared.config.inbound.authority_labels.then(Authorities::default),
             policies,
             limit: RequestLimit::new(shared.config.inbound.max_in_flight),
+            failures: FailureLog::default(),
             sources: Mutex::new(HashMap::new()),
             gateway: None,
             profiles: None,
@@ -156,8 +160,7 @@ impl Inbound {
             let metrics = &self.shared.metrics;
             metrics.count("inbound_tcp_errors", &metrics.inbound_tcp_errors, &labels);
         }
-        let error: &dyn std::error::Error = error;
-        tracing::debug!(error, src.addr = %peer, orig_dst.addr = %target, "inbound connection failed");
+        self.failures.connection(error, error.is_expected(), peer, &target);
     }
 
     /// The counters of accepted connections of one kind.

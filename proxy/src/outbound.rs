@@ -73,6 +73,12 @@ impl ConnectionError {
             Self::Tcp(error) => error.label(),
         }
     }
+
+    /// Whether nothing has failed: the client left, or policy wants the connection closed.
+    fn is_expected(&self) -> bool {
+        use tcp::ForwardError::{NoRoute, Refused};
+        matches!(self, Self::Detect(DetectError::Closed) | Self::Tcp(NoRoute | Refused(_)))
+    }
 }
 
 /// The known facts about a connection before its first byte.
@@ -140,7 +146,7 @@ async fn serve_accepted(worker: &Arc<Worker>, accepted: Accepted) {
         Connection { worker: Arc::clone(worker), target: Arc::clone(&target), peer: client, requests_choose, closing };
     if let Err(error) = serve_connection(connection, stream).await {
         worker.count_error(error.label(), target.labels());
-        tracing::debug!(%error, src.addr = %peer, "outbound connection ended");
+        worker.failures.connection(&error, error.is_expected(), peer, &target.destination);
     }
 }
 
@@ -159,7 +165,7 @@ async fn serve_connection(connection: Connection, stream: tokio::net::TcpStream)
             connection.opaque(stream, &plan, routes, None).await?;
         }
         Protocol::Tls(routes) => {
-            let (name, stream) = detect::tls(stream, worker.shared.config.outbound.detect_timeout).await?;
+            let (name, stream) = detect::tls(stream, connection.worker.shared.config.outbound.detect_timeout).await?;
             connection.opaque(connection.accepted(stream), &plan, routes, name).await?;
         }
         Protocol::Detect { timeout, opaque, .. } => {

@@ -8,7 +8,7 @@ use tokio::{
     time::Instant,
 };
 use tracing::subscriber::DefaultGuard;
-use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
 use crate::listen;
 
@@ -29,6 +29,15 @@ where
             tokio::spawn(serve(stream));
         }
     });
+    addr
+}
+
+/// An address that refuses connections as long as the test's process runs: no other process listens there.
+pub(crate) fn unused_addr() -> SocketAddr {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let addr = socket.local_addr().unwrap();
+    std::mem::forget(socket);
     addr
 }
 
@@ -53,17 +62,21 @@ pub(crate) fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
+/// The filter that a stock injector sets, with the levels that `weft_runtime::telemetry` adds for this crate.
+pub(crate) const INJECTORS_FILTER: &str = "warn,linkerd=info,hickory=error,[{headers}]=off,[{request}]=off,weft=info";
+
 /// What a thread logs.
 #[derive(Clone, Default)]
 pub(crate) struct Lines(Arc<Mutex<Vec<u8>>>);
 
 impl Lines {
-    /// Gets what this thread logs until the guard is dropped.
-    pub(crate) fn of_this_thread(&self) -> DefaultGuard {
+    /// Gets what this thread logs and the filter lets pass, until the guard is dropped.
+    pub(crate) fn of_this_thread(&self, filter: &str) -> DefaultGuard {
         let log = tracing_subscriber::fmt().with_writer(self.clone()).with_ansi(false);
-        tracing::subscriber::set_default(log.with_max_level(tracing::Level::TRACE).finish())
+        tracing::subscriber::set_default(log.with_env_filter(EnvFilter::new(filter)).finish())
     }
 
+    /// The lines so far.
     pub(crate) fn text(&self) -> String {
         String::from_utf8(self.0.lock().clone()).unwrap()
     }

@@ -164,6 +164,26 @@ impl Failure {
         }
     }
 
+    /// Whether the policy wants this answer, so that nothing has failed.
+    pub(crate) fn is_policy(&self) -> bool {
+        match self {
+            Self::Unauthorized | Self::RateLimited | Self::NoRoute | Self::Injected { .. } | Self::Redirect { .. } => {
+                true
+            }
+            Self::Internal(_)
+            | Self::BadGateway(_)
+            | Self::PlaintextRefused(_)
+            | Self::FailFast
+            | Self::ConnectTimeout
+            | Self::DiscoveryTimeout
+            | Self::Timeout(_)
+            | Self::LoadShed
+            | Self::GatewayDomain
+            | Self::Loop
+            | Self::BadRequest => false,
+        }
+    }
+
     /// The value of the label `error` of `*_http_errors_total`; `None` for what policy denies, which `inbound_http_authz_deny_total`
     /// counts. Linkerd's values (`linkerd/app/{inbound,outbound}/src/metrics/error.rs`), and more for what is `unexpected` there.
     pub(crate) fn label(&self) -> Option<&'static str> {

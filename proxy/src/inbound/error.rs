@@ -95,4 +95,14 @@ impl ConnectionError {
             Self::TooManyNames => "too many names",
         })
     }
+
+    /// Whether nothing has failed: the client left, or policy wants the connection closed.
+    pub(super) fn is_expected(&self) -> bool {
+        match self {
+            Self::Detect(DetectError::Closed) | Self::Denied | Self::Revoked => true,
+            // The proxy's own deadline for idle clients.
+            Self::Http(error) => error.is_timeout(),
+            _ => false,
+        }
+    }
 }

@@ -31,7 +31,7 @@ use crate::{
         body::{
             Body, End, Observed, Observer,
             counted::{Counted, RequestEnd},
-            error::response_reset_label,
+            error::{is_own_reset, response_reset_label},
             response::CountResponse,
         },
         form,
@@ -142,7 +142,7 @@ impl HttpConnection {
         let permit = self.inbound.limit.admit().ok_or(Failure::LoadShed);
         let admitted = permit.and_then(|permit| Ok((permit, self.admit(&mut request)?)));
         let mut response = match admitted {
-            Err(failure) => self.refuse(&failure, kind, None, arrived),
+            Err(failure) => self.refuse(&failure, &failure, kind, None, arrived),
             Ok((permit, handles)) => {
                 handles.http.request();
                 handles.route.requests.inc();
@@ -250,7 +250,8 @@ impl HttpConnection {
                     Ok(observe(response, held, &handles, kind, arrived))
                 }
                 Err(RelayError::Failure(failure)) => {
-                    Ok(self.refuse(&failure, kind, Some(Refused { handles: &handles, profile, tapped }), arrived))
+                    let refused = Refused { handles: &handles, profile, tapped };
+                    Ok(self.refuse(&failure, &failure, kind, Some(refused), arrived))
                 }
                 Err(RelayError::Reset(reset)) => {
                     tapped.reset(::h2::Reason::INTERNAL_ERROR);
@@ -279,6 +280,9 @@ impl HttpConnection {
             Err(error) => match error.reset() {
                 Some(reason) if kind.version == Version::HTTP_2 => {
                     tapped.reset(reason);
+                    if !matches!(&error, SendError::Http2(error) if is_own_reset(error)) {
+                        self.inbound.failures.failed_request(kind, &error, self.client.addr, &self.target.addr);
+                    }
                     let reset = Reset(reason.into());
                     count_reset(&handles.http, &reset, arrived);
                     if let Some(profile) = &profile {
@@ -288,12 +292,10 @@ impl HttpConnection {
                     Err(reset)
                 }
                 _ => {
-                    let reason: &dyn Error = &error;
-                    tracing::debug!(error = reason, dst.addr = %self.target.addr, "request failed");
                     let failure = error.failure();
                     traced.responded(failure.status());
                     let refused = Refused { handles: &handles, profile, tapped };
-                    Ok(self.refuse(&failure, kind, Some(refused), arrived))
+                    Ok(self.refuse(&failure, &error, kind, Some(refused), arrived))
                 }
             },
         }
@@ -339,15 +341,17 @@ impl HttpConnection {
         }
     }
 
-    /// Answers instead of the application; counted as a response if the request was counted.
+    /// Answers instead of the application, because of `reason`; counted as a response if the request was counted.
     fn refuse(
         &self,
         failure: &Failure,
+        reason: &(dyn Error + 'static),
         kind: RequestKind,
         refused: Option<Refused<'_>>,
         arrived: Instant,
     ) -> Response<ResponseBody> {
         self.counters.failed(&self.inbound, failure, self.target.addr);
+        self.inbound.failures.request(kind, failure, reason, self.client.addr, &self.target.addr);
         if failure.closes() {
             self.closing.begin();
         }

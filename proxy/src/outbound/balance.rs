@@ -7,13 +7,14 @@
 
 pub(super) mod breaker;
 mod ewma;
+mod fail_fast;
 
 use std::{
     collections::HashMap,
     net::SocketAddr,
     sync::{
         Arc, LazyLock,
-        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
+        atomic::{AtomicU32, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -25,7 +26,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::endpoint::{Endpoint, refuses_plaintext};
+use super::endpoint::{ConnectError, Endpoint, refuses_plaintext};
 use crate::{
     config::OutboundConfig,
     discover::{
@@ -39,6 +40,7 @@ use crate::{
 
 use breaker::{Breaker, Change, Report};
 use ewma::Ewma;
+use fail_fast::FailFast;
 
 /// The longest pause after failed connections, so that no setting overflows a time: a day.
 const LONGEST_PAUSE: Duration = Duration::from_secs(86_400);
@@ -78,7 +80,7 @@ pub(crate) struct Balancer {
     load: Load,
     accrual: Option<Arc<Accrual>>,
     state: Mutex<State>,
-    failing_fast: AtomicBool,
+    fail_fast: FailFast,
     /// How many may wait for an endpoint.
     capacity: usize,
     pool: Arc<PoolState>,
@@ -161,11 +163,11 @@ impl Balancer {
         changes.mark_changed();
         Self {
             shared,
+            fail_fast: FailFast::new(Arc::clone(&discovered), queue.failfast_timeout),
             discovered,
             load,
             accrual,
             state: Mutex::new(State { changes, endpoints: Vec::new(), is_known: false, refused: None }),
-            failing_fast: AtomicBool::new(false),
             capacity: queue.capacity,
             pool: Arc::new(PoolState::new(Box::new(look_up))),
         }
@@ -196,7 +198,7 @@ impl Balancer {
                 Err(Unready::Until(wake)) => wake,
                 Err(Unready::Refused(addr)) => return Err(SelectError::PlaintextRefused(addr)),
             };
-            if self.failing_fast.load(Ordering::Relaxed) {
+            if self.fail_fast.is_active() {
                 return Err(SelectError::FailFast);
             }
             let until = wake.map_or(deadline, |wake| wake.min(deadline));
@@ -205,9 +207,7 @@ impl Balancer {
                 () = available => {}
                 () = tokio::time::sleep_until(until) => {
                     if Instant::now() >= deadline {
-                        if !self.failing_fast.swap(true, Ordering::Relaxed) {
-                            self.pool.metrics.gate_was_shut();
-                        }
+                        self.fail_fast.enter(&self.pool.metrics);
                         return Err(SelectError::FailFast);
                     }
                 }
@@ -231,7 +231,7 @@ impl Balancer {
 
     /// Whether requests that find no endpoint fail at once.
     pub(crate) fn is_failing_fast(&self) -> bool {
-        self.failing_fast.load(Ordering::Relaxed)
+        self.fail_fast.is_active()
     }
 
     /// Whether an endpoint can be picked right now.
@@ -277,9 +277,7 @@ impl Balancer {
         };
         match picked {
             Some(index) => {
-                if self.failing_fast.load(Ordering::Relaxed) && self.failing_fast.swap(false, Ordering::Relaxed) {
-                    self.pool.metrics.gate_opened();
-                }
+                self.fail_fast.exit(&self.pool.metrics);
                 endpoints[index].picked(now);
                 Ok(InFlight::start(Arc::clone(&endpoints[index]), now))
             }
@@ -435,8 +433,9 @@ impl Balanced {
         }
     }
 
-    /// Records that a connection failed: the endpoint backs off, each time twice as long.
-    pub(crate) fn failed(&self) {
+    /// Records that a connection failed: the endpoint backs off, each time twice as long, with a line in the log, whose level and words
+    /// are Linkerd's (`linkerd/reconnect`).
+    pub(crate) fn failed(&self, error: &ConnectError) {
         let (min, max) = self.backoff_bounds;
         let now = Instant::now();
         let mut backoff = self.backoff.lock();
@@ -444,6 +443,7 @@ impl Balanced {
             // Another request has noticed already; only a new attempt lengthens the backoff.
             return;
         }
+        tracing::warn!(%error, dst.addr = %self.endpoint.info.addr, "Failed to connect");
         if backoff.until.is_none() {
             self.pool.metrics.ejected();
         }

@@ -22,7 +22,7 @@ use super::{Connection, target::TargetError};
 use crate::{
     discover::route::Matched,
     http::{
-        body::{Body, Observed, counted::Counted},
+        body::{Body, Observed, counted::Counted, error::is_own_reset},
         form,
         headers::{
             CLIENT_ID, DST_CANONICAL, ORIG_PROTO, REQUIRE_ID, has_mesh_headers, strip_hop_by_hop, wants_upgrade,
@@ -45,7 +45,6 @@ type ObservedResponse = Response<Observed<ResponseObserver>>;
 /// Serves one connection to its end. During a drain, requests in flight finish.
 pub(super) async fn serve(stream: Io<Stream>, version: HttpVersion, connection: Arc<Connection>) {
     let shared = Arc::clone(&connection.worker.shared);
-    let orig_dst = connection.target.destination.clone();
     let settings = ServerSettings {
         http1_timeout: shared.config.http1_client_timeout,
         http2: shared.config.http2.outbound_server,
@@ -56,7 +55,8 @@ pub(super) async fn serve(stream: Io<Stream>, version: HttpVersion, connection: 
         async move { connection.respond(request).await }
     };
     if let Err(error) = serve_http(stream, version, settings, &shared.drain, &connection.closing, answer).await {
-        tracing::debug!(%error, orig_dst.addr = %orig_dst, "HTTP connection ended");
+        let failures = &connection.worker.failures;
+        failures.connection(&error, error.is_timeout(), connection.peer, &connection.target.destination);
     }
 }
 
@@ -72,7 +72,12 @@ impl Connection {
                 traced.responded(response.status());
                 return Ok(response);
             }
-            Err(ExchangeError::Reset(error)) if kind.version == Version::HTTP_2 => return Err(Reset(error)),
+            Err(ExchangeError::Reset(error)) if kind.version == Version::HTTP_2 => {
+                if !is_own_reset(&error) {
+                    self.worker.failures.failed_request(kind, &error, self.peer, &self.target.destination);
+                }
+                return Err(Reset(error));
+            }
             Err(ExchangeError::Reset(error)) => Failure::BadGateway(error.to_string()),
             Err(ExchangeError::Failure(failure)) => failure,
         };
@@ -80,7 +85,7 @@ impl Connection {
         if let Some(error) = failure.label() {
             metrics.outbound_http_errors.get_or_create(&vec![label("error", error)]).inc();
         }
-        tracing::debug!(%failure, orig_dst.addr = %self.target.destination, "request failed");
+        self.worker.failures.request(kind, &failure, &failure, self.peer, &self.target.destination);
         if failure.closes() {
             self.closing.begin();
         }

@@ -136,8 +136,7 @@ async fn connect(
                 return Err(error.into());
             }
             Err(error) => {
-                tracing::debug!(%error, "endpoint is passed over");
-                balanced.failed();
+                balanced.failed(&error);
                 if Instant::now() >= deadline {
                     return Err(error.into());
                 }

@@ -12,6 +12,7 @@ mod floods;
 mod gateway;
 mod identity;
 mod ingress;
+mod log;
 mod metrics;
 mod pair;
 mod profile;
@@ -58,12 +59,11 @@ use crate::{
     inbound::testing::{self, Mesh},
     listen,
     shared::Shared,
-    testing::{eventually, serve_each},
+    testing::{eventually, serve_each, unused_addr},
     transport_header::SessionProtocol,
 };
 
 use fake::{Call, Control, Instead, Peer, add, endpoint, forbidden, policy};
-use raw::unused_addr;
 
 const SERVER: &str = "server.demo.serviceaccount.identity.linkerd.cluster.local";
 const SERVICE: &str = "server.demo.svc.cluster.local:80";

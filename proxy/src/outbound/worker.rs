@@ -9,6 +9,7 @@ use super::{backends::Backends, target::OutboundTarget};
 use crate::{
     destination::{Destination, Name},
     discover::Discover,
+    failure_log::FailureLog,
     http::{body::replay::ReplayRoom, in_flight::RequestLimit},
     shared::Shared,
 };
@@ -26,6 +27,8 @@ pub(super) struct Worker {
     pub(super) backends: Arc<Backends>,
     /// Limit of requests in flight.
     pub(super) limit: RequestLimit,
+    /// Lines about what failed.
+    pub(super) failures: FailureLog,
     /// Room for bodies of requests that may be sent again.
     pub(super) replay_room: ReplayRoom,
     #[cfg(test)]
@@ -41,6 +44,7 @@ impl Worker {
     pub(super) fn new(shared: Arc<Shared>, discover: Discover) -> Arc<Self> {
         Arc::new(Self {
             limit: RequestLimit::new(shared.config.outbound.max_in_flight),
+            failures: FailureLog::default(),
             replay_room: ReplayRoom::default(),
             backends: Arc::new(Backends::new(Arc::clone(&shared), discover.clone())),
             shared,

@@ -1,13 +1,13 @@
 //! What the log says about requests.
 
 use super::*;
-use crate::testing::Lines;
+use crate::testing::{INJECTORS_FILTER, Lines};
 
 #[tokio::test]
 async fn what_is_admitted_for_an_audit_alone_is_logged() {
     for (authorization, expected) in [("all", 0), ("audit", 1)] {
         let lines = Lines::default();
-        let _guard = lines.of_this_thread();
+        let _guard = lines.of_this_thread("trace");
         let world = World::new(http_app().await).await;
         world.policies.publish(world.app.port(), detecting(vec![authz(authorization, anybody())]));
         assert_eq!(world.get(Via::Tls, Some(ELSEWHERE), "/").await.0, StatusCode::OK);
@@ -23,7 +23,7 @@ async fn what_is_admitted_for_an_audit_alone_is_logged() {
 async fn headers_are_logged_only_where_the_settings_allow_it() {
     for is_allowed in [false, true] {
         let lines = Lines::default();
-        let _guard = lines.of_this_thread();
+        let _guard = lines.of_this_thread("trace");
         let world = World::with(http_app().await, |config| config.log_headers = is_allowed).await;
         assert_eq!(world.get(Via::Tls, Some(ELSEWHERE), "/").await.0, StatusCode::OK);
         let text = lines.text();
@@ -33,4 +33,45 @@ async fn headers_are_logged_only_where_the_settings_allow_it() {
         assert_eq!(logged.len(), if is_allowed { 2 } else { 0 }, "{text}");
         assert_eq!(logged.iter().any(|line| line.contains(CLIENT)), is_allowed, "{text}");
     }
+}
+
+#[tokio::test]
+async fn requests_that_fail_are_logged_at_info_and_those_that_policy_refuses_are_not() {
+    let lines = Lines::default();
+    let _guard = lines.of_this_thread(INJECTORS_FILTER);
+    let closed = crate::testing::unused_addr();
+    let world = World::new(closed).await;
+    assert_eq!(world.get(Via::Tls, Some(ELSEWHERE), "/").await.0, StatusCode::BAD_GATEWAY);
+    let text = lines.text();
+    let expected =
+        format!(r"HTTP/1.1 request failed error=connect to {closed} error.sources=[Connection refused (os error 111)]");
+    assert!(text.lines().any(|line| line.contains(" INFO ") && line.contains(&expected)), "{text}");
+    assert!(text.contains(&format!(" client.addr={ELSEWHERE} orig_dst.addr={closed}\n")), "{text}");
+
+    world.policies.publish(closed.port(), detecting(vec![authz("nobody", only(&["nobody"]))]));
+    assert_eq!(world.get(Via::Tls, Some(ELSEWHERE), "/").await.0, StatusCode::FORBIDDEN);
+    let text = lines.text();
+    assert_eq!((text.matches("request failed").count(), text.matches("request denied").count()), (1, 1), "{text}");
+}
+
+#[tokio::test]
+async fn connections_that_nobody_asked_to_end_are_logged_at_info() {
+    let lines = Lines::default();
+    let _guard = lines.of_this_thread(INJECTORS_FILTER);
+    let world = World::new(http_app().await).await;
+    let own = SocketAddr::new(world.app.ip(), world.registry.config.inbound.listen.port());
+    let mut stranger = world.raw(Some(ELSEWHERE), own).await;
+    stranger.write_all(b"GET / HTTP/1.1\r\nhost: web\r\n\r\n").await.unwrap();
+    assert_eq!(stranger.read_to_end(&mut Vec::new()).await.unwrap_or(0), 0);
+    let closed = format!(
+        "Connection closed error=direct connections must be mutually authenticated: the client does not speak TLS client.addr={ELSEWHERE} orig_dst.addr={own}"
+    );
+    crate::testing::eventually("the line is written", || lines.text().contains(&closed)).await;
+    // Health checks connect, and send nothing.
+    drop(world.raw(Some(ELSEWHERE), world.app).await);
+    world.policies.publish(world.app.port(), opaque(vec![authz("nobody", only(&["nobody"]))]));
+    let mut denied = world.connect(Via::Plain, Some(ELSEWHERE)).await;
+    assert_eq!(denied.read_to_end(&mut Vec::new()).await.unwrap_or(0), 0);
+    crate::testing::eventually("the refusal is logged", || lines.text().contains("connection denied")).await;
+    assert_eq!(lines.text().matches("Connection closed").count(), 1, "{}", lines.text());
 }

@@ -6,6 +6,10 @@ use crate::{
     inbound::testing::{self, Mesh},
 };
 
+fn refused() -> ConnectError {
+    ConnectError::Timeout("10.0.0.1:80".parse().unwrap())
+}
+
 fn balanced() -> Balanced {
     balanced_with(None)
 }
@@ -26,10 +30,10 @@ async fn an_endpoint_that_fails_rests_and_one_that_answers_is_ready() {
     let endpoint = balanced();
     let now = Instant::now();
     assert_eq!(endpoint.backs_off_until(now), None);
-    endpoint.failed();
+    endpoint.failed(&refused());
     let until = endpoint.backs_off_until(now).unwrap();
     assert!(until >= now + Duration::from_millis(100));
-    endpoint.failed();
+    endpoint.failed(&refused());
     assert_eq!(endpoint.backs_off_until(now), Some(until), "failures of one outage count once");
     assert_eq!((endpoint.pool.metrics.ready.get(), endpoint.pool.metrics.pending.get()), (0, 1));
     endpoint.recovered();
@@ -109,14 +113,14 @@ async fn of_two_endpoints_the_cheaper_one_is_picked() {
 #[tokio::test(start_paused = true)]
 async fn one_connection_tries_an_endpoint_after_its_rest() {
     let endpoint = balanced();
-    endpoint.failed();
+    endpoint.failed(&refused());
     let first = endpoint.backs_off_until(Instant::now()).unwrap();
     tokio::time::advance(first - Instant::now()).await;
     let now = Instant::now();
     assert_eq!(endpoint.backs_off_until(now), None, "the backoff is over");
     endpoint.picked(now);
     assert_eq!(endpoint.backs_off_until(now), Some(now + endpoint.probe), "the others wait for its result");
-    endpoint.failed();
+    endpoint.failed(&refused());
     let second = endpoint.backs_off_until(now).unwrap();
     assert!(second >= now + Duration::from_millis(200) && second < now + endpoint.probe, "a longer backoff");
     tokio::time::advance(second - now).await;
@@ -263,7 +267,7 @@ async fn pauses_are_longer_by_no_more_than_the_jitter() {
             let mut endpoint = balanced();
             endpoint.backoff_jitter = jitter;
             let now = Instant::now();
-            endpoint.failed();
+            endpoint.failed(&refused());
             let pause = endpoint.backs_off_until(now).unwrap() - now;
             assert!(pause >= Duration::from_millis(100) && pause <= longest, "{pause:?}");
         }

@@ -206,8 +206,7 @@ impl Exchange<'_> {
             request = again;
             match (reason, &balanced) {
                 (Some(error), Some(balanced)) if !error.is_local() && Instant::now() < deadline => {
-                    tracing::debug!(%error, "endpoint is passed over");
-                    balanced.failed();
+                    balanced.failed(&error);
                 }
                 (Some(error), balanced) => {
                     if let Some(balanced) = balanced.as_ref().filter(|_| error.is_local()) {

@@ -203,7 +203,7 @@ async fn connections_wait_for_descriptors_and_are_served() {
         timely(first.read_to_end(&mut Vec::new())).await.unwrap();
 
         let log = Lines::default();
-        let _guard = log.of_this_thread();
+        let _guard = log.of_this_thread("trace");
         let sockets: Vec<_> = (0..2 * EACH).map(|_| TcpSocket::new_v4().unwrap()).collect();
         let exhausted = Exhausted::begin();
         let mut clients = Vec::new();
@@ -239,7 +239,7 @@ async fn accepting_without_descriptors_is_tried_ten_times_a_second() {
     let _accepted = listener.accept().await;
     let waiting = std::net::TcpStream::connect(addr).unwrap();
     let log = Lines::default();
-    let _guard = log.of_this_thread();
+    let _guard = log.of_this_thread("trace");
     let exhausted = Exhausted::begin();
     let mut accepting = std::pin::pin!(listener.accept());
     for _ in 0..100 {

@@ -26,15 +26,6 @@ pub(super) async fn named(name: &'static str) -> SocketAddr {
     .await
 }
 
-/// An address that refuses connections as long as the test's process runs: no other process listens there.
-pub(super) fn unused_addr() -> SocketAddr {
-    let socket = tokio::net::TcpSocket::new_v4().unwrap();
-    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let addr = socket.local_addr().unwrap();
-    std::mem::forget(socket);
-    addr
-}
-
 impl Proxy {
     /// A proxy whose requests and connections wait long for an endpoint, however busy the machine is.
     pub(super) async fn patient(orig_dst: SocketAddr, control: Control) -> Self {
