@@ -82,7 +82,7 @@ pub(crate) enum ControlError {
 pub(crate) enum Trust {
     /// Waits for the proxy's own certificate.
     Credentials(Credentialed),
-    /// Uses no certificate until there is one: for the service that issues it.
+    /// Uses no certificate while there is none, or one that has expired: for the service that issues it.
     Bootstrap(TrustAnchors, Credentialed),
 }
 

@@ -89,6 +89,14 @@ struct Certifier {
     publisher: Publisher,
 }
 
+/// The proxy's own certificate has expired: every peer would refuse it.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("the proxy's certificate for {name} expired at {}", humantime::format_rfc3339_seconds(*.expiry))]
+pub(crate) struct CertificateExpired {
+    name: Identity,
+    expiry: SystemTime,
+}
+
 /// Why a new certificate was not obtained.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CertifyError {
@@ -167,6 +175,19 @@ impl Bootstrap {
     }
 }
 
+impl CertificateExpired {
+    /// Checks credentials by the wall clock, each time anew, because it may be set.
+    ///
+    /// # Errors
+    /// When they have expired.
+    pub(crate) fn check(credentials: &Credentials) -> Result<(), Self> {
+        if credentials.has_expired(SystemTime::now()) {
+            return Err(Self { name: credentials.name().clone(), expiry: credentials.expiry() });
+        }
+        Ok(())
+    }
+}
+
 /// Certifies and renews until the process ends. `client` is that of [`Bootstrap::controller`].
 ///
 /// # Errors
@@ -214,11 +235,30 @@ impl Publisher {
     fn failed(&self, error: &dyn std::error::Error) {
         self.metrics.refreshes.get_or_create(&[("result", "error")]).inc();
         let error = with_sources(error);
-        let expiry = self.credentials.borrow().as_ref().map(|credentials| credentials.expiry());
-        if expiry.is_some_and(|expiry| expiry <= SystemTime::now()) {
+        if self.has_expired() {
             tracing::error!(error, server.id = %self.name, "the certificate has expired, so that peers refuse this proxy, and it cannot be renewed");
         } else {
             tracing::warn!(error, server.id = %self.name, "failed to obtain identity, trying again");
+        }
+    }
+
+    fn has_expired(&self) -> bool {
+        self.credentials.borrow().as_ref().is_some_and(|known| CertificateExpired::check(known).is_err())
+    }
+
+    /// Waits until the certificate has expired by the wall clock; forever without one. Then reports it.
+    async fn expired(&self) {
+        let Some(known) = self.credentials.borrow().clone() else { return std::future::pending().await };
+        loop {
+            let Err(error) = CertificateExpired::check(&known) else {
+                // Not before the second of its end is over.
+                let left =
+                    known.expiry().duration_since(SystemTime::now()).unwrap_or_default() + Duration::from_secs(1);
+                tokio::time::sleep(left.min(LONGEST_WAIT)).await;
+                continue;
+            };
+            tracing::error!(%error, "the certificate has expired, so that peers refuse this proxy, and no other has come");
+            return;
         }
     }
 }

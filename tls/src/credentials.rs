@@ -2,7 +2,11 @@
 //!
 //! Credentials are immutable: a renewal creates new ones and the owner swaps the pointer.
 
-use std::{fmt, sync::Arc, time::SystemTime};
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use rustls::{
     ClientConfig, ServerConfig,
@@ -128,6 +132,12 @@ impl Credentials {
     #[must_use]
     pub fn expiry(&self) -> SystemTime {
         self.expiry
+    }
+
+    /// Whether peers refuse the certificate at `now`. It is valid for the whole second of its end (RFC 5280 section 4.1.2.5).
+    #[must_use]
+    pub fn has_expired(&self, now: SystemTime) -> bool {
+        now.duration_since(self.expiry).is_ok_and(|since| since >= Duration::from_secs(1))
     }
 
     /// Configuration of a server: TLS 1.3; a client certificate is requested, may be missing, and must chain to the

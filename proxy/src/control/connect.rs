@@ -1,6 +1,10 @@
 //! Connecting to one replica: TCP, mutual TLS unless it is on loopback, HTTP/2.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    time::{Duration, SystemTime},
+};
 
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -52,8 +56,9 @@ impl Connector {
         let config = match &self.trust {
             Trust::Bootstrap(anchors, credentials) => {
                 let credentials = credentials.borrow().clone();
-                match credentials {
+                match credentials.filter(|known| !known.has_expired(SystemTime::now())) {
                     Some(credentials) => credentials.client_config(identity, &[]),
+                    // A certificate that has expired would be refused, so that the proxy would never get another.
                     None => bootstrap_client_config(anchors, identity, &[]),
                 }
             }

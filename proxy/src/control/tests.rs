@@ -155,6 +155,27 @@ impl World {
 }
 
 #[tokio::test]
+async fn a_certificate_that_has_expired_is_not_shown_to_the_service_that_issues_the_next_one() {
+    let mesh = Mesh::new();
+    let (certified, credentials) = watch::channel(None);
+    let addr = ControlAddr { host: "identity.test".into(), port: 8080, identity: Some(POLICY.parse().unwrap()) };
+    let connector = Connector::new(addr, Trust::Bootstrap(mesh.anchors().clone(), credentials), None);
+    let acceptor = TlsAcceptor::from(mesh.credentials(POLICY).server_config(&[]));
+    let is_accepted_with_certificate = async || {
+        let (client, server) = tokio::io::duplex(64 << 10);
+        let (tls, name) = connector.tls().await.unwrap().expect("it is not on loopback");
+        let (client, server) = tokio::join!(tls.connect(name, client), acceptor.accept(server));
+        client.unwrap();
+        server.expect("the server accepts the client").get_ref().1.peer_certificates().is_some()
+    };
+    assert!(!is_accepted_with_certificate().await, "there is none yet");
+    certified.send_replace(Some(mesh.credentials(OWN)));
+    assert!(is_accepted_with_certificate().await);
+    certified.send_replace(Some(mesh.expired(OWN).await));
+    assert!(!is_accepted_with_certificate().await, "it would be refused");
+}
+
+#[tokio::test]
 async fn streams_are_spread_over_all_replicas() {
     let world = World::new().await;
     let replicas = world.replicas(3).await;

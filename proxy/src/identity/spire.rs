@@ -83,8 +83,17 @@ async fn stream(
     request.metadata_mut().insert(HEADER, MetadataValue::from_static("true"));
     let mut client = SpiffeWorkloadApiClient::new(SocketClient(sender));
     let mut updates = client.fetch_x509svid(request).await?.into_inner();
+    let mut is_reported = false;
     loop {
-        let update = updates.message().await?.ok_or(SpireError::Ended)?;
+        let update = tokio::select! {
+            update = updates.message() => update?.ok_or(SpireError::Ended)?,
+            // The stream is silent while the agent has nothing new, whatever has expired.
+            () = publisher.expired(), if !is_reported => {
+                is_reported = true;
+                continue;
+            }
+        };
+        is_reported = false;
         match credentials(update, publisher) {
             Ok(credentials) => {
                 backoff.reset();

@@ -3,7 +3,9 @@
 use std::{io, net::SocketAddr};
 
 use super::target::ConnectError;
-use crate::{detect::DetectError, outbound::RelayFailed, transport_header::ReadHeaderError};
+use crate::{
+    detect::DetectError, identity::CertificateExpired, outbound::RelayFailed, transport_header::ReadHeaderError,
+};
 
 /// Why a connection was closed.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +22,14 @@ pub(super) enum ConnectionError {
     /// TLS failed.
     #[error("TLS handshake with the client failed")]
     Handshake(#[source] io::Error),
+    /// TLS failed, and the proxy's own certificate has expired, which clients refuse.
+    #[error("TLS handshake with the client failed: {reason}; {expired}")]
+    CertificateExpired {
+        /// Whose certificate, and since when.
+        expired: CertificateExpired,
+        /// The error of the handshake, which is not the cause.
+        reason: io::Error,
+    },
     /// TLS took too long.
     #[error("TLS handshake with the client timed out")]
     HandshakeTimedOut,
@@ -90,6 +100,7 @@ impl ConnectionError {
             Self::ForeignAddress(_) => "foreign address",
             Self::Loop(_) => "loop",
             Self::NoIdentity => "no certificate",
+            Self::CertificateExpired { .. } => "certificate expired",
             Self::NotMeshed(_) => "not meshed",
             Self::TlsRequired(_) => "tls required",
             Self::TooManyNames => "too many names",

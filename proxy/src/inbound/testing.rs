@@ -1,6 +1,10 @@
 //! Fixtures for tests of this package: settings, a mesh's certificate authority, and one worker without a listener.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use rcgen::{CertificateParams, KeyPair, SanType};
 use rustls::pki_types::{CertificateDer, pem::PemObject as _};
@@ -24,6 +28,7 @@ use crate::{
     outbound::Outbound,
     policy::Policies,
     shared::Shared,
+    testing::eventually,
     trace,
 };
 
@@ -100,11 +105,21 @@ impl Mesh {
 
     /// A workload's credentials.
     pub(crate) fn credentials(&self, name: &str) -> Arc<Credentials> {
+        self.certify(name, Duration::from_secs(3600), Duration::from_secs(10))
+    }
+
+    /// A workload's credentials that have just expired.
+    pub(crate) async fn expired(&self, name: &str) -> Arc<Credentials> {
+        let credentials = self.certify(name, Duration::from_secs(1), Duration::ZERO);
+        eventually("the certificate expires", || credentials.has_expired(SystemTime::now())).await;
+        credentials
+    }
+
+    fn certify(&self, name: &str, lifetime: Duration, skew: Duration) -> Arc<Credentials> {
         let name: Identity = name.parse().unwrap();
         let key = IdentityKey::generate().unwrap();
-        let lifetime = Duration::from_secs(3600);
         let csr = key.csr_der(&name).unwrap();
-        let issued = self.issuer.sign(&csr, &name, lifetime, Duration::from_secs(10)).unwrap();
+        let issued = self.issuer.sign(&csr, &name, lifetime, skew).unwrap();
         let credentials =
             Credentials::new(name, &key, issued.leaf_der, issued.intermediates, self.anchors.clone()).unwrap();
         Arc::new(credentials)

@@ -20,6 +20,7 @@ use weft_tls::{
 use super::error::ConnectionError;
 use crate::{
     detect,
+    identity::CertificateExpired,
     io::{Batched, Io},
     orig_dst::canonical,
     policy::authz::{Client, ClientTls, NoTls},
@@ -71,8 +72,8 @@ impl TlsServer {
 
     /// Terminates the client's TLS on a port of the application.
     pub(super) async fn accept(&self, stream: Io<TcpStream>, timeout: Duration) -> Result<Handshake, ConnectionError> {
-        let config = self.configs()?.plain;
-        handshake(config, stream, timeout).await
+        let Configs { credentials, plain, .. } = self.configs()?;
+        handshake(&credentials, plain, stream, timeout).await
     }
 
     /// Terminates the client's TLS on the proxy's own port.
@@ -81,8 +82,8 @@ impl TlsServer {
         stream: Io<TcpStream>,
         timeout: Duration,
     ) -> Result<Handshake, ConnectionError> {
-        let config = self.configs()?.direct;
-        handshake(config, stream, timeout).await
+        let Configs { credentials, direct, .. } = self.configs()?;
+        handshake(&credentials, direct, stream, timeout).await
     }
 
     /// Accepts a client of one of the proxy's own ports, which are not redirected: mesh TLS is terminated if the client asks for
@@ -128,13 +129,19 @@ impl TlsServer {
     }
 }
 
+/// A certificate that has expired is shown all the same: clients judge it by their clocks, and know why they refuse it.
 async fn handshake(
+    credentials: &Credentials,
     config: Arc<ServerConfig>,
     stream: Io<TcpStream>,
     timeout: Duration,
 ) -> Result<Handshake, ConnectionError> {
     let accepted = tokio::time::timeout(timeout, TlsAcceptor::from(config).accept(Batched::new(stream))).await;
-    let stream = accepted.map_err(|_| ConnectionError::HandshakeTimedOut)?.map_err(ConnectionError::Handshake)?;
+    let accepted = accepted.map_err(|_| ConnectionError::HandshakeTimedOut)?;
+    let stream = accepted.map_err(|reason| match CertificateExpired::check(credentials) {
+        Ok(()) => ConnectionError::Handshake(reason),
+        Err(expired) => ConnectionError::CertificateExpired { expired, reason },
+    })?;
     let (_, session) = stream.get_ref();
     let identity = session.peer_certificates().and_then(peer_identity);
     let has_header = session.alpn_protocol() == Some(ALPN);

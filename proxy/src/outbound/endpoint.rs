@@ -16,6 +16,7 @@ use crate::{
     config::Config,
     discover::endpoint::{EndpointInfo, EndpointTls, ProtocolHint},
     http::{pool::Pool, shared_connections::SharedConnections},
+    identity::CertificateExpired,
     io::{Batched, Io, Stream},
     listen::set_options,
     metrics::{Direction, HttpMetrics, Labels, Peer, TransportMetrics, label, target_labels},
@@ -67,6 +68,14 @@ pub(crate) enum ConnectError {
     /// There is no certificate yet, and plaintext is not allowed.
     #[error("no certificate to connect to {0} with")]
     NoCredentials(SocketAddr),
+    /// The certificate has expired, and plaintext is not allowed. The endpoint would refuse it, in TLS 1.3 only after the handshake.
+    #[error("connect to {addr}: {source}")]
+    CertificateExpired {
+        /// Address of the endpoint.
+        addr: SocketAddr,
+        /// Whose certificate, and since when.
+        source: CertificateExpired,
+    },
     /// HTTP/2 could not be set up.
     #[error("begin HTTP/2 with {addr}: {source}")]
     Http2 {
@@ -86,11 +95,11 @@ pub(crate) enum ConnectError {
 }
 
 impl ConnectError {
-    /// Whether the failure is on this side (file descriptors, ports, memory, no certificate), so that another endpoint
+    /// Whether the failure is on this side (file descriptors, ports, memory, no valid certificate), so that another endpoint
     /// would fail alike.
     pub(crate) fn is_local(&self) -> bool {
         match self {
-            Self::NoCredentials(_) => true,
+            Self::NoCredentials(_) | Self::CertificateExpired { .. } => true,
             Self::Io { source, .. } => {
                 let local =
                     [libc::EMFILE, libc::ENFILE, libc::EADDRNOTAVAIL, libc::ENOBUFS, libc::ENOMEM, libc::EAGAIN];
@@ -107,6 +116,7 @@ impl ConnectError {
             Self::Io { .. } | Self::Http1 { .. } | Self::Http2 { .. } => "i/o",
             Self::Loopback(_) => "loopback",
             Self::NoCredentials(_) => "no certificate",
+            Self::CertificateExpired { .. } => "certificate expired",
             Self::PlaintextRefused(_) => "identity required",
         }
     }
@@ -224,10 +234,12 @@ impl Endpoint {
         Ok(stream)
     }
 
-    /// The client configuration with the current credentials.
+    /// The client configuration with the current credentials, unless they have expired.
     fn tls_config(&self, tls: &EndpointTls) -> Result<Arc<ClientConfig>, ConnectError> {
         let credentials = self.shared.credentials.borrow().clone();
-        let credentials = credentials.ok_or(ConnectError::NoCredentials(self.info.addr))?;
+        let addr = self.info.addr;
+        let credentials = credentials.ok_or(ConnectError::NoCredentials(addr))?;
+        CertificateExpired::check(&credentials).map_err(|source| ConnectError::CertificateExpired { addr, source })?;
         let mut cached = self.tls.lock();
         if let Some(known) = cached.as_ref()
             && Arc::ptr_eq(&known.credentials, &credentials)

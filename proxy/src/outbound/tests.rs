@@ -52,6 +52,7 @@ use weft_proto::linkerd::{
     outbound::http_route,
 };
 use weft_runtime::drain::Drain;
+use weft_tls::credentials::Credentials;
 
 use super::*;
 use crate::{
@@ -90,6 +91,17 @@ impl Proxy {
         change: impl FnOnce(&mut Config),
         credentials: bool,
     ) -> Self {
+        let credentials = if credentials { None } else { Some(watch::channel(None).1) };
+        Self::start_certified(orig_dst, control, change, credentials).await
+    }
+
+    /// Starts a worker with these credentials, or with an hour's.
+    async fn start_certified(
+        orig_dst: SocketAddr,
+        control: Control,
+        change: impl FnOnce(&mut Config),
+        credentials: Option<watch::Receiver<Option<Arc<Credentials>>>>,
+    ) -> Self {
         let mesh = Mesh::new();
         let mut config = testing::config();
         let controller = control.serve().await;
@@ -101,8 +113,8 @@ impl Proxy {
         config.outbound.tcp_queue.failfast_timeout = Duration::from_millis(500);
         change(&mut config);
         let (mut shared, drain) = testing::shared(config, &mesh);
-        if !credentials {
-            Arc::get_mut(&mut shared).unwrap().credentials = watch::channel(None).1;
+        if let Some(credentials) = credentials {
+            Arc::get_mut(&mut shared).unwrap().credentials = credentials;
         }
         let outbound = fake::outbound(&shared);
         let worker = Arc::clone(&outbound.0);

@@ -236,3 +236,29 @@ fn chains_of_every_kind_of_key_verify() {
         assert_eq!(peer_identity(server.peer_certificates().unwrap()), Some(web.clone()));
     }
 }
+
+#[test]
+fn a_certificate_is_valid_for_the_whole_second_of_its_end() {
+    let authority = Authority::new("root");
+    let credentials = authority.credentials(vec![dns(WEB)], &authority.anchors());
+    let end = credentials.expiry();
+    for (now, expected) in [
+        (SystemTime::UNIX_EPOCH, false),
+        (end, false),
+        (end + Duration::from_millis(999), false),
+        (end + Duration::from_secs(1), true),
+    ] {
+        assert_eq!(credentials.has_expired(now), expected, "{now:?}");
+        // The verifier of peers says the same.
+        let now = UnixTime::since_unix_epoch(now.duration_since(SystemTime::UNIX_EPOCH).unwrap());
+        let leaf = &credentials.certified.cert[0];
+        let verified = chains_to(leaf, &[], &authority.anchors(), &crypto_provider(), now);
+        let is_expired = matches!(
+            verified,
+            Err(Error::InvalidCertificate(
+                rustls::CertificateError::Expired | rustls::CertificateError::ExpiredContext { .. }
+            ))
+        );
+        assert_eq!(is_expired, expected, "{now:?}: {verified:?}");
+    }
+}

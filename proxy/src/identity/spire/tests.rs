@@ -21,7 +21,7 @@ use super::*;
 use crate::{
     config::{Config, IdentitySource},
     shared::Shared,
-    testing::eventually,
+    testing::{INJECTORS_FILTER, Lines, eventually},
     transport_header::ALPN,
 };
 
@@ -213,6 +213,18 @@ async fn expired_and_foreign_svids_are_refused_and_the_old_one_stays() {
             }
         })
         .await;
+}
+
+#[tokio::test]
+async fn an_svid_that_expires_without_another_is_an_error_in_the_log() {
+    let lines = Lines::default();
+    let _guard = lines.of_this_thread(INJECTORS_FILTER);
+    let world = World::new();
+    world.deliver(vec![world.domain.svid(OWN, SystemTime::now() + Duration::from_secs(1))]);
+    world.serve();
+    let expected = format!("the proxy's certificate for {OWN} expired at 20");
+    let written = || lines.text().lines().any(|line| line.contains("ERROR") && line.contains(&expected));
+    world.following(eventually("the line is written", written)).await;
 }
 
 #[tokio::test]

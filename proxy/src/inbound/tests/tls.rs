@@ -9,6 +9,7 @@ use weft_proto::linkerd::inbound::authn::{Permit, PermitMeshTls, PermitUnauthent
 use weft_tls::credentials::bootstrap_client_config;
 
 use super::{metrics::eventually, *};
+use crate::testing::{INJECTORS_FILTER, Lines};
 
 /// TLS with the proxy, as if the original destination were `target`.
 async fn connect(world: &World, config: &Arc<ClientConfig>, target: SocketAddr) -> io::Result<TlsStream<TcpStream>> {
@@ -105,6 +106,29 @@ async fn there_is_no_tls_before_the_first_certificate() {
         assert!(connect(&world, &config, target).await.is_err(), "{target}");
         expect_failed(&world, "no certificate", target, 1).await;
     }
+    certified.send_replace(Some(world.mesh.credentials(OWN)));
+    let stream = connect(&world, &config, world.app).await.unwrap();
+    assert_eq!(get_over(stream, "/").await.0, 200);
+}
+
+#[tokio::test]
+async fn a_server_whose_certificate_has_expired_says_so() {
+    let lines = Lines::default();
+    let _guard = lines.of_this_thread(INJECTORS_FILTER);
+    let (certified, credentials) = watch::channel(None);
+    let world = World::built(http_app().await, |_| {}, |shared| shared.credentials = credentials).await;
+    certified.send_replace(Some(world.mesh.expired(OWN).await));
+    let config = member(&world, &[ALPN]);
+    for target in [world.app, own(&world)] {
+        let error = connect(&world, &config, target).await.unwrap_err().to_string();
+        assert!(error.to_lowercase().contains("expired"), "the client knows why: {error}");
+        expect_failed(&world, "certificate_expired", target, 1).await;
+    }
+    let text = lines.text();
+    let named = format!("the proxy's certificate for {OWN} expired at 20");
+    let closed = |line: &&str| line.contains(" INFO ") && line.contains("Connection closed") && line.contains(&named);
+    assert_eq!(text.lines().filter(closed).count(), 2, "{text}");
+
     certified.send_replace(Some(world.mesh.credentials(OWN)));
     let stream = connect(&world, &config, world.app).await.unwrap();
     assert_eq!(get_over(stream, "/").await.0, 200);

@@ -2,7 +2,10 @@
 
 use weft_proto::linkerd::destination::tls_identity::{Strategy, UriLikeIdentity};
 
-use super::*;
+use super::{
+    resilience::{Script, ejecting, metric},
+    *,
+};
 
 #[tokio::test]
 async fn the_wrong_server_is_refused() {
@@ -46,8 +49,51 @@ async fn a_server_with_a_spiffe_id_has_to_be_the_one_that_discovery_names() {
 }
 
 #[tokio::test]
+async fn no_endpoint_is_blamed_for_an_expired_certificate_and_the_next_one_is_used_at_once() {
+    let control = Control::default();
+    let service = "10.1.4.2:80".parse().unwrap();
+    control.policies.lock().insert(service, ejecting(policy(SERVICE, vec![]), 1));
+    let (certified, credentials) = watch::channel(None);
+    let proxy = Proxy::start_certified(service, control, |_| {}, Some(credentials)).await;
+    let (server, _drain) = testing::shared(testing::config(), &proxy.mesh);
+    let port = testing::serve_direct(server).await;
+    proxy.control.update(SERVICE, add(vec![endpoint(Script::default().listen().await, Some((testing::OWN, port)))]));
+    let http2 = async || {
+        let stream = TokioIo::new(proxy.connect().await);
+        let (mut sender, connection) = conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+        tokio::spawn(connection);
+        sender.send_request(Request::get("http://server.demo/").body(Empty::<Bytes>::new()).unwrap()).await
+    };
+
+    certified.send_replace(Some(proxy.mesh.expired(testing::OWN).await));
+    for response in [proxy.get("/").await, http2().await.expect("the stream is answered")] {
+        assert_eq!(response.status(), StatusCode::BAD_GATEWAY);
+        let reason = response.headers()["l5d-proxy-error"].to_str().unwrap();
+        assert!(reason.contains(&format!("the proxy's certificate for {} expired at 20", testing::OWN)), "{reason}");
+    }
+    let mut bytes = proxy.connect().await;
+    bytes.write_all(b"\x01\x02 these are not http").await.unwrap();
+    assert!(matches!(bytes.read(&mut [0; 1]).await, Ok(0) | Err(_)));
+    eventually("the connection is counted", || {
+        metric(&proxy, r#"outbound_tcp_errors_total{error="certificate_expired"}"#) == 1
+    })
+    .await;
+    for kind in ["http", "tcp"] {
+        let endpoints = format!("outbound_{kind}_balancer_endpoints");
+        for (state, number) in [("ready", 1), ("pending", 0)] {
+            let name = format!(r#"{endpoints}{{endpoint_state="{state}""#);
+            assert_eq!(metric(&proxy, &name), number, "{name}");
+        }
+    }
+
+    certified.send_replace(Some(proxy.mesh.credentials(testing::OWN)));
+    assert_eq!(proxy.get("/").await.status(), StatusCode::OK);
+    assert_eq!(http2().await.unwrap().status(), StatusCode::OK);
+}
+
+#[tokio::test]
 async fn connections_of_the_pod_itself_have_no_tls_because_of_loopback() {
-    let app = application("app").await;
+    let app = Script::default().listen().await;
     let proxy = Proxy::start(app, Control::default()).await;
     assert_eq!(proxy.get("/").await.status(), StatusCode::OK);
     let target = format!(r#"target_addr="{app}",target_ip="{}",target_port="{}""#, app.ip(), app.port());
