@@ -7,7 +7,7 @@
 //!
 //! Owns the schedule. The token is read again each time, because the kubelet rotates it; the key never changes. A
 //! certificate that does not verify is not used: the old one stays until it expires, and without one the proxy does
-//! not serve. The trust anchors are a setting, and stay until the proxy ends.
+//! not serve. The trust anchors are a setting, and stay until the proxy ends; a Workload API adds those of its bundle.
 
 mod spire;
 

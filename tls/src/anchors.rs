@@ -7,7 +7,7 @@ use rustls::{
     pki_types::{CertificateDer, pem::PemObject},
 };
 
-use crate::validity::validity;
+use crate::validity::{der_sequence, validity};
 
 /// The mesh's roots, never the system's.
 #[derive(Clone, Debug)]
@@ -33,6 +33,9 @@ pub enum AnchorsError {
         /// The error of rustls.
         source: rustls::Error,
     },
+    /// The bundle is not a sequence of DER certificates.
+    #[error("trust bundle is not X.509 DER: {0}")]
+    Der(String),
 }
 
 impl TrustAnchors {
@@ -51,6 +54,25 @@ impl TrustAnchors {
         }
         if store.is_empty() {
             return Err(AnchorsError::Empty);
+        }
+        Ok(Self { store: Arc::new(store), certificates: certificates.into() })
+    }
+
+    /// These anchors and those of a trust bundle of the SPIFFE Workload API: the DER of its certificates, one directly after the other.
+    ///
+    /// # Errors
+    /// When the bundle is not DER, or contains a certificate that rustls cannot use: nothing is skipped silently.
+    pub fn with_bundle(&self, bundle: &[u8]) -> Result<Self, AnchorsError> {
+        let mut store = RootCertStore::clone(&self.store);
+        let mut certificates = self.certificates.to_vec();
+        for (index, certificate) in der_sequence(bundle).map_err(AnchorsError::Der)?.into_iter().enumerate() {
+            let certificate = CertificateDer::from(certificate);
+            if certificates.contains(&certificate) {
+                continue;
+            }
+            let added = store.add(certificate.clone());
+            added.map_err(|source| AnchorsError::Certificate { number: index + 1, source })?;
+            certificates.push(certificate);
         }
         Ok(Self { store: Arc::new(store), certificates: certificates.into() })
     }

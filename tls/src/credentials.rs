@@ -17,14 +17,12 @@ use rustls::{
     version::TLS13,
 };
 
-use x509_parser::prelude::{FromDer, X509Certificate};
-
 use crate::{
     anchors::TrustAnchors,
     crypto_provider,
     identity::{Identity, all_in},
     keys::IdentityKey,
-    validity::not_after,
+    validity::{der_sequence, not_after},
     verify::{ExactIdentity, chains_to},
 };
 
@@ -84,15 +82,7 @@ impl Credentials {
         chain: &[u8],
         anchors: TrustAnchors,
     ) -> Result<Self, CredentialsError> {
-        let mut certificates = Vec::new();
-        let mut rest = chain;
-        while !rest.is_empty() {
-            let (after, _) =
-                X509Certificate::from_der(rest).map_err(|error| CredentialsError::Parse(error.to_string()))?;
-            certificates.push(rest[..rest.len() - after.len()].to_vec());
-            rest = after;
-        }
-        let mut certificates = certificates.into_iter();
+        let mut certificates = der_sequence(chain).map_err(CredentialsError::Parse)?.into_iter();
         let leaf = certificates.next().ok_or_else(|| CredentialsError::Parse("there is none".to_owned()))?;
         let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key));
         Self::with_key(name, key, leaf, certificates.collect(), anchors)

@@ -51,7 +51,7 @@ pub(super) const GROUPS: &[Group] = &[
             Variable::new(
                 "IDENTITY_TRUST_ANCHORS",
                 "required",
-                "the mesh's trust anchors, PEM; read once, a rotation restarts the proxy",
+                "the mesh's trust anchors, PEM; read once: other anchors need a restart. A Workload API adds those of its bundle",
             ),
             Variable::new(
                 "IDENTITY_DIR",

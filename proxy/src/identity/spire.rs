@@ -1,8 +1,8 @@
 //! Certificates from a SPIFFE Workload API, such as a SPIRE agent's: a stream on a unix socket that delivers key and
 //! certificate whenever they change.
 //!
-//! The trust anchors are those of the settings, as with the identity controller; the bundle that comes with a
-//! certificate is not used.
+//! The trust anchors are those of the settings and those of the bundle that comes with the certificate, so that the root of a trust
+//! domain can be rotated while proxies run: connections made after an update trust what it contains.
 
 use std::{
     future::Future,
@@ -19,7 +19,10 @@ use hyper::body::Incoming;
 use tokio::net::UnixStream;
 use tonic::{Code, Request, Status, metadata::MetadataValue};
 use weft_proto::spiffe::{X509svidRequest, X509svidResponse, spiffe_workload_api_client::SpiffeWorkloadApiClient};
-use weft_tls::credentials::{Credentials, CredentialsError};
+use weft_tls::{
+    anchors::AnchorsError,
+    credentials::{Credentials, CredentialsError},
+};
 
 use super::Publisher;
 use crate::control::{Backoff, Sender, handshake};
@@ -50,8 +53,11 @@ enum SpireError {
     #[error("the SPIFFE Workload API has no SVID for {expected}, only for {offered}: is the workload registered?")]
     NoSvid { expected: String, offered: String },
     /// The certificate is not fit for use.
-    #[error("the SVID is unusable: are the trust anchors those of its trust domain?")]
+    #[error("the SVID is unusable: are the trust anchors, or its bundle, those of its trust domain?")]
     Credentials(#[from] CredentialsError),
+    /// The trust bundle is not fit for use.
+    #[error("the trust bundle of the SVID is unusable")]
+    Bundle(#[from] AnchorsError),
 }
 
 /// Follows the API until the process ends.
@@ -110,7 +116,8 @@ fn credentials(update: X509svidResponse, publisher: &Publisher) -> Result<Creden
     let offered: Vec<String> = update.svids.iter().map(|svid| svid.spiffe_id.clone()).collect();
     let svid = update.svids.into_iter().find(|svid| svid.spiffe_id == name.as_str());
     let svid = svid.ok_or_else(|| SpireError::NoSvid { expected: name.to_string(), offered: offered.join(", ") })?;
-    Ok(Credentials::from_svid(name.clone(), svid.x509_svid_key, &svid.x509_svid, publisher.anchors.clone())?)
+    let anchors = publisher.anchors.with_bundle(&svid.bundle)?;
+    Ok(Credentials::from_svid(name.clone(), svid.x509_svid_key, &svid.x509_svid, anchors)?)
 }
 
 impl From<Status> for SpireError {

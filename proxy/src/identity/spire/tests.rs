@@ -197,7 +197,8 @@ async fn expired_and_foreign_svids_are_refused_and_the_old_one_stays() {
             };
             for (number, svid) in [
                 world.domain.svid(OWN, SystemTime::now() - HOUR),
-                Domain::new().svid(OWN, expiry),
+                X509svid { bundle: world.domain.root.der().to_vec(), ..Domain::new().svid(OWN, expiry) },
+                X509svid { bundle: b"no DER".to_vec(), ..world.domain.svid(OWN, expiry) },
                 world.domain.svid("spiffe://mesh.test/other", expiry),
                 X509svid { spiffe_id: OWN.to_owned(), ..world.domain.svid("spiffe://mesh.test/other", expiry) },
                 broken,
@@ -213,6 +214,51 @@ async fn expired_and_foreign_svids_are_refused_and_the_old_one_stays() {
             }
         })
         .await;
+}
+
+/// Whether a client and a server meet.
+async fn meet(client: &Credentials, server: &Credentials) -> bool {
+    let connector = tokio_rustls::TlsConnector::from(client.client_config(server.name(), &[ALPN]));
+    let acceptor = tokio_rustls::TlsAcceptor::from(server.server_config(&[ALPN]));
+    let name = rustls::pki_types::ServerName::try_from(SERVER_NAME).unwrap();
+    let (near, far) = tokio::io::duplex(64 << 10);
+    let (client, server) = tokio::join!(connector.connect(name, near), acceptor.accept(far));
+    client.is_ok() && server.is_ok()
+}
+
+#[tokio::test]
+async fn a_trust_domain_gets_another_root_while_the_proxy_runs() {
+    let (world, next) = (World::new(), Domain::new());
+    let expiry = SystemTime::now() + HOUR;
+    let bundle = [world.domain.root.der().as_ref(), next.root.der().as_ref()].concat();
+    let peer = |domain: &Domain| {
+        let svid = domain.svid("spiffe://mesh.test/ns/demo/peer", expiry);
+        let anchors = TrustAnchors::from_pem(&domain.anchors()).unwrap().with_bundle(&bundle).unwrap();
+        Credentials::from_svid(svid.spiffe_id.parse().unwrap(), svid.x509_svid_key, &svid.x509_svid, anchors).unwrap()
+    };
+    let (of_old, of_next) = (peer(&world.domain), peer(&next));
+    world.serve();
+    world.deliver(vec![world.domain.svid(OWN, expiry)]);
+    world
+        .following(async {
+            let mut credentials = world.credentials.clone();
+            let only_old = credentials.wait_for(Option::is_some).await.unwrap().clone().unwrap();
+            assert!(meet(&of_old, &only_old).await && meet(&only_old, &of_old).await);
+            assert!(!meet(&of_next, &only_old).await && !meet(&only_old, &of_next).await);
+
+            credentials.mark_unchanged();
+            // First the root is added, then it signs.
+            for svid in [world.domain.svid(OWN, expiry), next.svid(OWN, expiry)] {
+                world.deliver(vec![X509svid { bundle: bundle.clone(), ..svid }]);
+                credentials.changed().await.unwrap();
+                let now = credentials.borrow_and_update().clone().unwrap();
+                for peer in [&of_old, &of_next] {
+                    assert!(meet(peer, &now).await && meet(&now, peer).await);
+                }
+            }
+        })
+        .await;
+    assert_eq!(world.failures(), 0);
 }
 
 #[tokio::test]
