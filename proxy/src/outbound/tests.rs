@@ -5,6 +5,7 @@ mod connecting;
 mod control;
 mod descriptors;
 mod distribution;
+mod egress;
 mod fake;
 mod faults;
 mod fidelity;
