@@ -67,3 +67,32 @@ async fn injected_failures_are_internal_errors_as_with_linkerd() {
     assert_eq!(world.get(Via::Plain, Some(ELSEWHERE), "/").await.0, 500);
     assert_eq!(world.get(Via::Plain, Some(ELSEWHERE), "/healthz").await.0, 200);
 }
+
+#[tokio::test]
+async fn a_body_that_waits_for_100_continue_is_asked_for_only_if_policy_admits_the_request() {
+    let app = serve_each(|stream| {
+        // It answers when it has read the body.
+        let reads = service_fn(|request: Request<Incoming>| async {
+            request.into_body().collect().await?;
+            Ok::<_, hyper::Error>(::http::Response::new(Full::<Bytes>::default()))
+        });
+        hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), reads)
+    })
+    .await;
+    for (permit, expected) in
+        [(only(&["nobody"]), "HTTP/1.1 403 Forbidden\r\n"), (anybody(), "HTTP/1.1 100 Continue\r\n")]
+    {
+        for via in [Via::Plain, Via::Tls] {
+            let world = World::new(app).await;
+            world.policies.publish(world.app.port(), detecting(vec![authz("web", permit.clone())]));
+            let mut client = world.connect(via, Some(ELSEWHERE)).await;
+            let head = b"POST / HTTP/1.1\r\nhost: web\r\nexpect: 100-continue\r\ncontent-length: 1000000\r\n\r\n";
+            client.write_all(head).await.unwrap();
+            let mut answer = Vec::new();
+            while !answer.ends_with(b"\r\n\r\n") {
+                assert!(client.read_buf(&mut answer).await.unwrap() > 0, "closed after {}", answer.escape_ascii());
+            }
+            assert!(answer.starts_with(expected.as_bytes()), "{}", answer.escape_ascii());
+        }
+    }
+}
