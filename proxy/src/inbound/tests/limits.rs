@@ -1,5 +1,11 @@
 //! Limits of clients: the time for a request's head, streams, and what they may cancel.
 
+use std::convert::Infallible;
+
+use http_body_util::StreamBody;
+use hyper::body::Frame;
+use tokio::sync::mpsc;
+
 use super::*;
 use crate::http::frames::{canceled, frame, head, preface, stream};
 
@@ -49,7 +55,7 @@ async fn gathering_app(expected: usize, limit: u32) -> SocketAddr {
                 if request.uri().path() != "/first" {
                     gathered.wait().await;
                 }
-                Ok::<_, std::convert::Infallible>(::http::Response::new(Full::<Bytes>::default()))
+                Ok::<_, Infallible>(::http::Response::new(Full::<Bytes>::default()))
             }
         });
         let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
@@ -81,6 +87,59 @@ async fn http2_requests_beyond_the_limit_of_a_connection_to_the_application_get_
         let answered = tokio::time::timeout(Duration::from_secs(20), futures::future::join_all(all)).await;
         let answered = answered.unwrap_or_else(|_| panic!("{requests} requests with a limit of {limit} do not gather"));
         assert!(answered.iter().all(|status| *status == StatusCode::OK), "{answered:?}");
+    }
+}
+
+/// An application of HTTP/2 that says when a request for `/unread` is there and reads nothing of it, and echoes others.
+async fn unreading_app() -> (SocketAddr, mpsc::UnboundedReceiver<()>) {
+    let (begun, begins) = mpsc::unbounded_channel();
+    let addr = serve_each(move |stream| {
+        let begun = begun.clone();
+        let service = service_fn(move |request: Request<Incoming>| {
+            let begun = begun.clone();
+            async move {
+                if request.uri().path() == "/unread" {
+                    begun.send(()).unwrap();
+                    let _held = request;
+                    return std::future::pending().await;
+                }
+                Ok::<_, Infallible>(::http::Response::new(request.into_body()))
+            }
+        });
+        let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+        // What the application's own windows stall is not the proxy's doing.
+        builder.initial_connection_window_size(1 << 30);
+        builder.serve_connection(TokioIo::new(stream), service)
+    });
+    (addr.await, begins)
+}
+
+#[tokio::test]
+async fn uploads_that_nobody_reads_leave_room_for_others_on_their_connection() {
+    // The window of a connection is that of 256 streams. What comes beyond has to have no body.
+    for (uploads, body) in [(200, "some body"), (300, "")] {
+        let (app, mut begins) = unreading_app().await;
+        let world = World::new(app).await;
+        let direct = world.connect(Via::Direct(Some(SessionProtocol::Http2)), Some(ELSEWHERE)).await;
+        let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(direct)).await;
+        let (mut sender, connection) = handshake.unwrap();
+        tokio::spawn(connection);
+        let mut open = tokio::task::JoinSet::new();
+        for _ in 0..uploads {
+            let endless = || Ok::<_, Infallible>(Frame::data(Bytes::from_static(&[0; 16_384])));
+            let endless = StreamBody::new(futures::stream::repeat_with(endless));
+            let request = Request::post("http://web.demo/unread").body(BodyExt::boxed(endless)).unwrap();
+            let mut sender = sender.clone();
+            open.spawn(async move { sender.send_request(request).await });
+        }
+        for _ in 0..uploads {
+            begins.recv().await.unwrap();
+        }
+        let request = Request::post("http://web.demo/").body(BodyExt::boxed(Full::from(body))).unwrap();
+        let answered = tokio::time::timeout(Duration::from_secs(20), async {
+            sender.send_request(request).await.unwrap().into_body().collect().await.unwrap().to_bytes()
+        });
+        assert_eq!(answered.await.unwrap_or_else(|_| panic!("no answer beside {uploads} uploads")), body);
     }
 }
 
