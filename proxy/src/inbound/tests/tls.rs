@@ -122,7 +122,7 @@ async fn a_server_whose_certificate_has_expired_says_so() {
     for target in [world.app, own(&world)] {
         let error = connect(&world, &config, target).await.unwrap_err().to_string();
         assert!(error.to_lowercase().contains("expired"), "the client knows why: {error}");
-        expect_failed(&world, "certificate_expired", target, 1).await;
+        expect_failed(&world, "certificate expired", target, 1).await;
     }
     let text = lines.text();
     let named = format!("the proxy's certificate for {OWN} expired at 20");

@@ -86,8 +86,7 @@ async fn answers_of_policy_and_clients_that_leave_are_not_logged() {
         if is_forbidden {
             let mut client = proxy.connect().await;
             assert!(matches!(client.read(&mut [0; 1]).await, Ok(0) | Err(_)));
-            eventually("it is counted", || proxy.scrape().contains(r#"outbound_tcp_errors_total{error="forbidden"}"#))
-                .await;
+            eventually("it is counted", || proxy.scrape().contains(r#"error="forbidden"}"#)).await;
         } else {
             assert_eq!(proxy.get("/").await.status(), StatusCode::IM_A_TEAPOT);
         }
