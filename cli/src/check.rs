@@ -18,8 +18,10 @@ mod gather;
 mod identity;
 mod installed;
 mod kubernetes;
+mod options;
 mod outcome;
 mod unsupported;
+mod versions;
 mod view;
 mod viz;
 mod webhooks;
@@ -27,9 +29,9 @@ mod webhooks;
 use std::{process::ExitCode, time::Duration};
 
 use anyhow::Result;
-use clap::{Args, ValueEnum};
 use tokio::time::Instant;
 
+<<<<<<< HEAD
 use crate::{
     cluster::ClusterArgs,
     output::{
@@ -38,14 +40,20 @@ use crate::{
     },
 };
 use facts::Mode;
+=======
+use crate::output;
+use options::{Format, Request};
+>>>>>>> 5307a67 (cli: check only definitions, an expected version, and log requests)
 use outcome::Outcome;
 use view::Report;
 
 pub(crate) use kubernetes::{is_too_old, our_crds};
+pub(crate) use options::{CheckArgs, VizCheckArgs};
 
 /// Pause between two rounds of checks while the mesh starts.
 const AGAIN: Duration = Duration::from_secs(2);
 
+<<<<<<< HEAD
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   weft check --pre                    before installing: what the cluster lacks
@@ -105,35 +113,44 @@ pub(crate) enum Format {
     Yaml,
 }
 
+=======
+>>>>>>> 5307a67 (cli: check only definitions, an expected version, and log requests)
 pub(crate) async fn execute(args: CheckArgs) -> Result<ExitCode> {
-    let mode = if args.pre {
-        Mode::Pre
-    } else if args.proxy {
-        Mode::Proxy
-    } else {
-        Mode::Installed
-    };
-    run(args, mode).await
+    args.warnings().iter().for_each(|warning| output::note(warning));
+    run(args.into()).await
 }
 
 /// `weft viz check`.
 pub(crate) async fn viz(args: VizCheckArgs) -> Result<ExitCode> {
-    let VizCheckArgs { wait, output, cluster } = args;
-    run(CheckArgs { pre: false, proxy: false, namespace: None, wait, output, cluster }, Mode::Viz).await
+    run(args.into()).await
 }
 
-async fn run(args: CheckArgs, mode: Mode) -> Result<ExitCode> {
-    let give_up = Instant::now() + args.wait;
+async fn run(request: Request) -> Result<ExitCode> {
+    if request.verbose {
+        options::log_requests();
+    }
+    let give_up = Instant::now() + request.wait;
     let mut progress = Progress::new();
+<<<<<<< HEAD
     let mut report = match args.output {
         Format::Json => Err(Data::Json),
         Format::Yaml => Err(Data::Yaml),
         Format::Table => Ok(Report::new(false)),
         Format::Short => Ok(Report::new(true)),
+=======
+    let mut report = match request.output {
+        Format::Json => None,
+        Format::Table => Some(Report::new(false)),
+        Format::Short => Some(Report::new(true)),
+>>>>>>> 5307a67 (cli: check only definitions, an expected version, and log requests)
     };
     let gather = || gather::gather(&args.cluster, mode, args.namespace.as_deref());
     let mut facts = progress::during("the cluster's answers", gather()).await;
     let outcome = loop {
+<<<<<<< HEAD
+=======
+        let facts = gather::gather(&request.scope).await;
+>>>>>>> 5307a67 (cli: check only definitions, an expected version, and log requests)
         let outcome = Outcome::of(catalogue::CATEGORIES, &facts);
         match outcome.waits_for() {
             Some(check) if Instant::now() + AGAIN < give_up => {
@@ -150,8 +167,13 @@ async fn run(args: CheckArgs, mode: Mode) -> Result<ExitCode> {
     };
     progress.clear();
     match &mut report {
+<<<<<<< HEAD
         Err(data) => data.print(&outcome)?,
         Ok(report) => report.print_rest(&outcome)?,
+=======
+        None => output::json(&outcome)?,
+        Some(report) => report.print_rest(&outcome)?,
+>>>>>>> 5307a67 (cli: check only definitions, an expected version, and log requests)
     }
     Ok(if outcome.success { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -308,6 +308,13 @@ fn rows(root: &Root) -> Vec<Row> {
             "control plane CustomResourceDefinitions exist",
             &["CustomResourceDefinition servers.policy.linkerd.io", "does not exist"],
         ),
+        with(
+            "no definition, and nothing else is asked for",
+            &["--crds"],
+            Break::Delete(CLUSTER_WIDE, "customresourcedefinition/meshtlsauthentications.policy.linkerd.io"),
+            "control plane CustomResourceDefinitions exist",
+            &["CustomResourceDefinition meshtlsauthentications.policy.linkerd.io"],
+        ),
         row(
             "no configuration",
             Break::Delete(MESH, "configmap/linkerd-config"),

@@ -9,7 +9,7 @@ use super::{
         Category, Check,
         Severity::{Error, Fatal, Waits, Warning},
     },
-    unsupported, viz, webhooks,
+    unsupported, versions, viz, webhooks,
 };
 
 pub(super) const CATEGORIES: &[Category] = &[
@@ -40,12 +40,12 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "gateway-api-crd",
-        applies: installed_at_all,
+        applies: |mode| installed_at_all(mode) || mode == Mode::Definitions,
         checks: &[Check::new("Gateway API CRDs are of a known version", Warning, kubernetes::gateway_crds)],
     },
     Category {
         name: "linkerd-crd",
-        applies: installed_at_all,
+        applies: |mode| installed_at_all(mode) || mode == Mode::Definitions,
         checks: &[Check::new("control plane CustomResourceDefinitions exist", Error, kubernetes::crds)],
     },
     Category {
@@ -120,9 +120,17 @@ pub(super) const CATEGORIES: &[Category] = &[
         checks: &[Check::new("data plane proxies certificate match CA", Warning, identity::proxies_trust_it)],
     },
     Category {
+        name: "linkerd-version",
+        applies: |mode| mode != Mode::Viz,
+        checks: &[Check::new("cli is up-to-date", Warning, versions::cli_is_expected)],
+    },
+    Category {
         name: "control-plane-version",
         applies: installed_at_all,
-        checks: &[Check::new("control plane and cli versions match", Warning, data_plane::versions_match)],
+        checks: &[
+            Check::new("control plane is up-to-date", Warning, versions::control_plane_is_expected),
+            Check::new("control plane and cli versions match", Warning, versions::control_plane_matches_cli),
+        ],
     },
     Category {
         name: "linkerd-control-plane-proxy",
@@ -151,7 +159,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "weft-viz",
-        applies: |mode| mode != Mode::Pre,
+        applies: |mode| installed_at_all(mode) || mode == Mode::Viz,
         checks: &[
             Check::new("component is installed", Fatal, viz::installed),
             Check::new("component pods are ready", Waits, viz::ready),
@@ -178,7 +186,7 @@ pub(super) const CATEGORIES: &[Category] = &[
 ];
 
 fn installed_at_all(mode: Mode) -> bool {
-    !matches!(mode, Mode::Pre | Mode::Viz)
+    matches!(mode, Mode::Installed | Mode::Proxy)
 }
 
 #[cfg(test)]
@@ -192,7 +200,7 @@ mod tests {
 
     #[test]
     fn a_healthy_cluster_passes_every_check_of_every_mode() {
-        for mode in [Mode::Pre, Mode::Installed, Mode::Proxy] {
+        for mode in [Mode::Pre, Mode::Definitions, Mode::Installed, Mode::Proxy] {
             let mut facts = healthy();
             facts.mode = mode;
             let cluster = facts.cluster.as_mut().unwrap();
@@ -225,6 +233,20 @@ mod tests {
         assert_eq!(last(&facts), "weft-events");
         facts.cluster.as_mut().unwrap().namespaces = Ok(Vec::new());
         assert_eq!(last(&facts), "linkerd-existence");
+    }
+
+    #[test]
+    fn only_the_definitions_are_checked_on_request() {
+        let mut facts = healthy();
+        facts.mode = Mode::Definitions;
+        let cluster = facts.cluster.as_mut().unwrap();
+        (cluster.namespaces, cluster.config) = (Ok(Vec::new()), Ok(None));
+        let outcome = Outcome::of(CATEGORIES, &facts);
+        let names: Vec<_> = outcome.categories.iter().map(|category| category.category_name).collect();
+        assert_eq!(names, ["kubernetes-api", "kubernetes-version", "gateway-api-crd", "linkerd-crd"]);
+        assert!(outcome.success, "{outcome:#?}");
+        facts.cluster.as_mut().unwrap().crds.as_mut().unwrap().remove("servers.policy.linkerd.io");
+        assert!(!Outcome::of(CATEGORIES, &facts).success);
     }
 
     #[test]

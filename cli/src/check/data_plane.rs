@@ -24,7 +24,7 @@ pub(super) fn control_plane_healthy(facts: &Facts) -> Result<Vec<Problem>, Stop>
 
 pub(super) fn control_plane_up_to_date(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let pods = own(facts, true)?;
-    Ok(outdated(facts.cluster()?, pods, &format!("kubectl -n {} rollout restart deployment", facts.namespace)))
+    Ok(outdated(facts, pods, &format!("kubectl -n {} rollout restart deployment", facts.namespace)))
 }
 
 pub(super) fn control_plane_enrolled(facts: &Facts) -> Result<Vec<Problem>, Stop> {
@@ -46,7 +46,7 @@ pub(super) fn proxies_ready(facts: &Facts) -> Result<Vec<Problem>, Stop> {
 
 pub(super) fn proxies_up_to_date(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let pods = own(facts, false)?;
-    Ok(outdated(facts.cluster()?, pods, "restart its workload: kubectl rollout restart"))
+    Ok(outdated(facts, pods, "restart its workload: kubectl rollout restart"))
 }
 
 pub(super) fn proxies_enrolled(facts: &Facts) -> Result<Vec<Problem>, Stop> {
@@ -115,25 +115,6 @@ pub(super) fn of_metadata(
     let alone = |pod: &&Pod| pod.owner_references().is_empty() && !pods::is_over(pod);
     for pod in known("Pods", &cluster.pods)?.iter().filter(alone) {
         check(format!("Pod {}", pods::full_name(pod)), "", &pod.metadata);
-    }
-    Ok(found)
-}
-
-pub(super) fn versions_match(facts: &Facts) -> Result<Vec<Problem>, Stop> {
-    let all = known("Pods", &facts.cluster()?.mesh.control_pods)?;
-    let mut found: Vec<Problem> = Vec::new();
-    for pod in all.iter().filter(|pod| !pods::is_over(pod) && !pods::is_leaving(pod)) {
-        let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
-        let own = containers.filter(|container| container.name != labels::PROXY_CONTAINER);
-        let other = own
-            .filter_map(|container| container.image.as_deref())
-            .map(pods::version)
-            .find(|version| *version != facts.cli_version);
-        if let Some(version) = other {
-            let problem = format!("runs {version}, but this is weft {}", facts.cli_version);
-            let remedy = "use the command line of the control plane's version, or upgrade the control plane";
-            found.push(Problem::new(format!("Pod {}", pods::full_name(pod)), problem, remedy));
-        }
     }
     Ok(found)
 }
@@ -226,15 +207,23 @@ fn not_ready_proxies(facts: &Facts, all: Vec<&Pod>) -> Vec<Problem> {
         .collect()
 }
 
-fn outdated(cluster: &ClusterFacts, all: Vec<&Pod>, remedy: &str) -> Vec<Problem> {
-    let Some(current) = proxy_version(cluster) else { return Vec::new() };
+/// Proxies of another version than the expected one, which is that of new proxies unless `--expected-version` says another.
+fn outdated(facts: &Facts, all: Vec<&Pod>, remedy: &str) -> Vec<Problem> {
+    let (current, but) = match &facts.expected_version {
+        Some(expected) => (Some(expected.clone()), format!("{expected} is expected")),
+        None => {
+            let current = facts.cluster().ok().and_then(proxy_version);
+            (current.clone(), format!("new ones are {}", current.unwrap_or_default()))
+        }
+    };
+    let Some(current) = current else { return Vec::new() };
     let version = |pod: &Pod| {
         pods::proxy(pod).and_then(|proxy| proxy.image.clone()).map(|image| pods::version(&image).to_owned())
     };
     all.into_iter()
         .filter_map(|pod| Some((pod, version(pod).filter(|version| *version != current)?)))
         .map(|(pod, version)| {
-            let problem = format!("its proxy is {version}, but new ones are {current}");
+            let problem = format!("its proxy is {version}, but {but}");
             Problem::new(format!("Pod {}", pods::full_name(pod)), problem, remedy)
         })
         .collect()
@@ -263,15 +252,7 @@ mod tests {
     #[test]
     fn a_healthy_data_plane_has_nothing_to_say() {
         let facts = healthy();
-        for judge in [
-            proxies_ready,
-            proxies_up_to_date,
-            proxies_enrolled,
-            have_a_proxy,
-            annotations,
-            versions_match,
-            no_warnings,
-        ] {
+        for judge in [proxies_ready, proxies_up_to_date, proxies_enrolled, have_a_proxy, annotations, no_warnings] {
             assert_eq!(judge(&facts), Ok(Vec::new()));
         }
     }
@@ -316,6 +297,10 @@ mod tests {
         pod.spec.as_mut().unwrap().init_containers.as_mut().unwrap()[0].image =
             Some("localhost/weft-proxy:0.0.9".into());
         check(proxies_up_to_date(&facts), &[("Pod shop/web-0", "0.0.9, but new ones are 0.1.0")]);
+        facts.expected_version = Some("0.0.9".to_owned());
+        check(proxies_up_to_date(&facts), &[]);
+        facts.expected_version = Some("0.0.8".to_owned());
+        check(proxies_up_to_date(&facts), &[("Pod shop/web-0", "0.0.9, but 0.0.8 is expected")]);
     }
 
     #[test]

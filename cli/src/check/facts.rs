@@ -27,6 +27,8 @@ pub(super) enum Mode {
     Proxy,
     /// The component weft-viz alone.
     Viz,
+    /// The custom resource definitions alone.
+    Definitions,
 }
 
 /// The known facts about a cluster.
@@ -37,6 +39,8 @@ pub(super) struct Facts {
     pub(super) cli_version: String,
     /// The control plane's namespace.
     pub(super) namespace: String,
+    /// The version that everything should have; `None` means that there is no such expectation.
+    pub(super) expected_version: Option<String>,
     /// With [`Mode::Proxy`]: the only namespace whose pods are checked; `None` means all.
     pub(super) data_plane_namespace: Option<String>,
     /// The API server's address, or why a client could not be created.
@@ -238,6 +242,7 @@ pub(super) mod tests {
             mode: Mode::Proxy,
             now: SystemTime::now(),
             cli_version: "0.1.0".into(),
+            expected_version: None,
             namespace: "linkerd".into(),
             data_plane_namespace: None,
             client: Ok("https://127.0.0.1:6443".into()),

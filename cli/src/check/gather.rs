@@ -32,6 +32,7 @@ use weft_proto::viz::{Resource as VizResource, StatRequest, viz_client::VizClien
 use super::{
     facts::{Access, ClusterFacts, Crd, CreatedKind, CustomObject, Facts, Mode, WebhookFacts, Workload},
     kubernetes::{CREATED, release},
+    options::Scope,
     unsupported::KINDS,
     webhooks::{self, INJECTOR, NAMES},
 };
@@ -47,7 +48,8 @@ const ASKED: usize = 8;
 /// How many lines of a log are read to find the last one.
 const LOG_LINES: i64 = 3;
 
-pub(super) async fn gather(args: &ClusterArgs, mode: Mode, namespace: Option<&str>) -> Facts {
+pub(super) async fn gather(scope: &Scope) -> Facts {
+    let (args, mode, namespace) = (&scope.cluster, scope.mode, scope.namespace.as_deref());
     let cluster = args.cluster().await.map_err(|error| format!("{error:#}"));
     let client = cluster.as_ref().map(|cluster| cluster.server.clone()).map_err(Clone::clone);
     let mut facts = match &cluster {
@@ -61,6 +63,7 @@ pub(super) async fn gather(args: &ClusterArgs, mode: Mode, namespace: Option<&st
         mode,
         now: SystemTime::now(),
         cli_version: env!("CARGO_PKG_VERSION").to_owned(),
+        expected_version: scope.expected_version.clone(),
         namespace: args.linkerd_namespace.clone(),
         data_plane_namespace: namespace.map(str::to_owned),
         client,
