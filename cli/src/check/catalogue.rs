@@ -2,14 +2,14 @@
 //! (`linkerd2:pkg/healthcheck/healthcheck.go`) if Linkerd has the same check; `weft-` categories are ours.
 
 use super::{
-    agents, data_plane,
+    agents, data_plane, extensions,
     facts::Mode,
-    identity, installed, kubernetes,
+    high_availability, identity, installed, kubernetes, opaque_ports,
     outcome::{
         Category, Check,
         Severity::{Error, Fatal, Waits, Warning},
     },
-    unsupported, versions, viz, webhooks,
+    placement, unsupported, versions, viz, webhooks,
 };
 
 pub(super) const CATEGORIES: &[Category] = &[
@@ -155,7 +155,29 @@ pub(super) const CATEGORIES: &[Category] = &[
             Check::new("data plane proxies are ready", Waits, data_plane::proxies_ready),
             Check::new("data plane proxies are up-to-date", Warning, data_plane::proxies_up_to_date),
             Check::new("data plane pods are redirected by their node's agent", Waits, data_plane::proxies_enrolled),
+            Check::new("data plane pod labels are configured correctly", Warning, placement::pod_labels),
+            Check::new("data plane service labels are configured correctly", Warning, placement::service_labels),
+            Check::new(
+                "data plane service annotations are configured correctly",
+                Warning,
+                placement::service_annotations,
+            ),
         ],
+    },
+    Category {
+        name: "linkerd-opaque-ports-definition",
+        applies: |mode| mode == Mode::Proxy,
+        checks: &[Check::new("opaque ports are properly annotated", Warning, opaque_ports::agree)],
+    },
+    Category {
+        name: "linkerd-ha-checks",
+        applies: installed_at_all,
+        checks: &[Check::new("multiple replicas of control plane pods", Warning, high_availability::replicas)],
+    },
+    Category {
+        name: "linkerd-extension-checks",
+        applies: installed_at_all,
+        checks: &[Check::new("namespace configuration for extensions", Warning, extensions::namespaces)],
     },
     Category {
         name: "weft-viz",

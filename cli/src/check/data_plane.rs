@@ -1,7 +1,7 @@
 //! Checks of proxies: ready, of one version, redirected; and of the annotations that configure them.
 
 use k8s_openapi::{
-    api::core::v1::{Event, Namespace, Pod},
+    api::core::v1::{Event, Namespace, Pod, Service},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
     jiff::Timestamp,
 };
@@ -51,6 +51,17 @@ pub(super) fn proxies_up_to_date(facts: &Facts) -> Result<Vec<Problem>, Stop> {
 
 pub(super) fn proxies_enrolled(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     enrolled(facts, own(facts, false)?)
+}
+
+/// Live meshed pods of the selected namespaces, without the control plane's.
+pub(super) fn meshed_applications(facts: &Facts) -> Result<Vec<&Pod>, Stop> {
+    own(facts, false)
+}
+
+/// Services of the selected namespaces.
+pub(super) fn services_in_scope<'a>(facts: &'a Facts, all: &'a [Service]) -> impl Iterator<Item = &'a Service> {
+    let wanted = facts.data_plane_namespace.as_ref();
+    all.iter().filter(move |service| wanted.is_none_or(|name| service.namespace().as_ref() == Some(name)))
 }
 
 /// Pods that should have a proxy: they were created before the annotation, or while the injector did not answer.

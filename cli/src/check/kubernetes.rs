@@ -147,7 +147,7 @@ pub(super) fn gateway_crds(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     for name in GATEWAY_KINDS {
         let object = format!("CustomResourceDefinition {name}");
         match there.get(name) {
-            // Not a problem: Weft does not act on routes yet.
+            // Not a problem: a mesh without routes of the Gateway API does not need it.
             None => {}
             Some(crd) if !crd.served.contains("v1") => {
                 let remedy = "upgrade the Gateway API to v1.2 or newer";
