@@ -313,7 +313,10 @@ fn rows(root: &Root) -> Vec<Row> {
             &["--crds"],
             Break::Delete(CLUSTER_WIDE, "customresourcedefinition/meshtlsauthentications.policy.linkerd.io"),
             "control plane CustomResourceDefinitions exist",
-            &["CustomResourceDefinition meshtlsauthentications.policy.linkerd.io"],
+            &[
+                "CustomResourceDefinition meshtlsauthentications.policy.linkerd.io",
+                "remedy: helm upgrade --install weft-crds",
+            ],
         ),
         row(
             "no configuration",

@@ -17,129 +17,295 @@ pub(super) const CATEGORIES: &[Category] = &[
         name: "kubernetes-api",
         applies: |_| true,
         checks: &[
-            Check::new("can initialize the client", Fatal, kubernetes::client),
-            Check::new("can query the Kubernetes API", Fatal, kubernetes::answers),
+            Check::new("can initialize the client", "k8s-api", Fatal, kubernetes::client),
+            Check::new("can query the Kubernetes API", "k8s-api-answers", Fatal, kubernetes::answers),
         ],
     },
     Category {
         name: "kubernetes-version",
         applies: |_| true,
-        checks: &[Check::new("is running the minimum Kubernetes API version", Error, kubernetes::version)],
+        checks: &[Check::new(
+            "is running the minimum Kubernetes API version",
+            "k8s-version",
+            Error,
+            kubernetes::version,
+        )],
     },
     Category {
         name: "pre-kubernetes-setup",
         applies: |mode| mode == Mode::Pre,
         checks: &[
-            Check::new("control plane is not already installed", Error, kubernetes::not_installed),
-            Check::new("control plane namespace admits the agent", Error, kubernetes::pod_security),
-            Check::new("can create non-namespaced resources", Error, kubernetes::may_create_cluster_wide),
-            Check::new("can create namespaced resources", Error, kubernetes::may_create_namespaced),
-            Check::new("no clock skew detected", Warning, kubernetes::clock),
-            Check::new("nodes have a kernel that the agent supports", Error, kubernetes::kernels),
+            Check::new("control plane is not already installed", "pre-ns", Error, kubernetes::not_installed),
+            Check::new(
+                "control plane namespace admits the agent",
+                "weft-pre-pod-security",
+                Error,
+                kubernetes::pod_security,
+            ),
+            Check::new(
+                "can create non-namespaced resources",
+                "pre-k8s-cluster-k8s",
+                Error,
+                kubernetes::may_create_cluster_wide,
+            ),
+            Check::new("can create namespaced resources", "pre-k8s", Error, kubernetes::may_create_namespaced),
+            Check::new("no clock skew detected", "pre-k8s-clock-skew", Warning, kubernetes::clock),
+            Check::new("nodes have a kernel that the agent supports", "weft-pre-kernels", Error, kubernetes::kernels),
         ],
     },
     Category {
         name: "gateway-api-crd",
         applies: |mode| installed_at_all(mode) || mode == Mode::Definitions,
-        checks: &[Check::new("Gateway API CRDs are of a known version", Warning, kubernetes::gateway_crds)],
+        checks: &[Check::new(
+            "Gateway API CRDs are of a known version",
+            "weft-gateway-api-crds",
+            Warning,
+            kubernetes::gateway_crds,
+        )],
     },
     Category {
         name: "linkerd-crd",
         applies: |mode| installed_at_all(mode) || mode == Mode::Definitions,
-        checks: &[Check::new("control plane CustomResourceDefinitions exist", Error, kubernetes::crds)],
+        checks: &[Check::new(
+            "control plane CustomResourceDefinitions exist",
+            "l5d-existence-crd",
+            Error,
+            kubernetes::crds,
+        )],
     },
     Category {
         name: "linkerd-existence",
         applies: installed_at_all,
         checks: &[
-            Check::new("control plane namespace exists", Fatal, installed::namespace),
-            Check::new("'linkerd-config' config map exists", Fatal, installed::config),
-            Check::new("'linkerd-config' config map can be read", Error, installed::config_parses),
-            Check::new("control plane replica sets are ready", Waits, installed::replica_sets),
-            Check::new("no unschedulable pods", Waits, installed::scheduled),
-            Check::new("control plane pods are ready", Waits, installed::control_pods),
-            Check::new("cluster networks contains all node podCIDRs", Error, installed::node_networks),
-            Check::new("cluster networks contains all pods", Error, installed::pod_networks),
-            Check::new("cluster networks contains all services", Error, installed::service_networks),
+            Check::new("control plane namespace exists", "l5d-existence-ns", Fatal, installed::namespace),
+            Check::new("'linkerd-config' config map exists", "l5d-existence-linkerd-config", Fatal, installed::config),
+            Check::new(
+                "'linkerd-config' config map can be read",
+                "weft-existence-linkerd-config-readable",
+                Error,
+                installed::config_parses,
+            ),
+            Check::new(
+                "control plane replica sets are ready",
+                "l5d-existence-replicasets",
+                Waits,
+                installed::replica_sets,
+            ),
+            Check::new("no unschedulable pods", "l5d-existence-unschedulable-pods", Waits, installed::scheduled),
+            Check::new("control plane pods are ready", "l5d-api-control-ready", Waits, installed::control_pods),
+            Check::new(
+                "cluster networks contains all node podCIDRs",
+                "l5d-cluster-networks-cidr",
+                Error,
+                installed::node_networks,
+            ),
+            Check::new(
+                "cluster networks contains all pods",
+                "l5d-cluster-networks-pods",
+                Error,
+                installed::pod_networks,
+            ),
+            Check::new(
+                "cluster networks contains all services",
+                "l5d-cluster-networks-services",
+                Error,
+                installed::service_networks,
+            ),
         ],
     },
     Category {
         name: "linkerd-config",
         applies: installed_at_all,
         checks: &[
-            Check::new("control plane ClusterRoles exist", Error, installed::cluster_roles),
-            Check::new("control plane ClusterRoleBindings exist", Error, installed::cluster_role_bindings),
-            Check::new("control plane ServiceAccounts exist", Error, installed::service_accounts),
-            Check::new("control plane MutatingWebhookConfigurations exist", Error, webhooks::mutating_exist),
-            Check::new("control plane ValidatingWebhookConfigurations exist", Error, webhooks::validating_exist),
+            Check::new("control plane ClusterRoles exist", "l5d-existence-cr", Error, installed::cluster_roles),
+            Check::new(
+                "control plane ClusterRoleBindings exist",
+                "l5d-existence-crb",
+                Error,
+                installed::cluster_role_bindings,
+            ),
+            Check::new("control plane ServiceAccounts exist", "l5d-existence-sa", Error, installed::service_accounts),
+            Check::new(
+                "control plane MutatingWebhookConfigurations exist",
+                "l5d-existence-mwc",
+                Error,
+                webhooks::mutating_exist,
+            ),
+            Check::new(
+                "control plane ValidatingWebhookConfigurations exist",
+                "l5d-existence-vwc",
+                Error,
+                webhooks::validating_exist,
+            ),
         ],
     },
     Category {
         name: "weft-agent",
         applies: installed_at_all,
         checks: &[
-            Check::new("agent DaemonSet exists", Error, agents::exists),
-            Check::new("agent runs on all nodes", Waits, agents::on_all_nodes),
-            Check::new("agent pods are ready", Waits, agents::ready),
-            Check::new("agents answer", Waits, agents::answer),
-            Check::new("agents run one version of the programs", Warning, agents::one_version),
-            Check::new("programs are attached to the pods' cgroup", Warning, agents::below_the_root),
-            Check::new("every redirected connection was announced", Warning, agents::no_misses),
+            Check::new("agent DaemonSet exists", "weft-agent-daemonset", Error, agents::exists),
+            Check::new("agent runs on all nodes", "weft-agent-nodes", Waits, agents::on_all_nodes),
+            Check::new("agent pods are ready", "weft-agent-ready", Waits, agents::ready),
+            Check::new("agents answer", "weft-agent-answer", Waits, agents::answer),
+            Check::new("agents run one version of the programs", "weft-agent-version", Warning, agents::one_version),
+            Check::new(
+                "programs are attached to the pods' cgroup",
+                "weft-agent-cgroup",
+                Warning,
+                agents::below_the_root,
+            ),
+            Check::new("every redirected connection was announced", "weft-agent-misses", Warning, agents::no_misses),
         ],
     },
     Category {
         name: "linkerd-identity",
         applies: installed_at_all,
         checks: &[
-            Check::new("certificate config is valid", Error, identity::config_is_valid),
-            Check::new("trust anchors are using supported crypto algorithm", Error, identity::anchors_supported),
-            Check::new("trust anchors are within their validity period", Error, identity::anchors_valid),
-            Check::new("trust anchors are valid for at least 60 days", Warning, identity::anchors_last),
-            Check::new("issuer cert is using supported crypto algorithm", Error, identity::issuer_supported),
-            Check::new("issuer cert is within its validity period", Error, identity::issuer_valid),
-            Check::new("issuer cert is valid for at least 60 days", Warning, identity::issuer_lasts),
-            Check::new("issuer cert is issued by the trust anchor", Error, identity::issuer_is_ours),
+            Check::new(
+                "certificate config is valid",
+                "l5d-identity-cert-config-valid",
+                Error,
+                identity::config_is_valid,
+            ),
+            Check::new(
+                "trust anchors are using supported crypto algorithm",
+                "l5d-identity-trustAnchors-use-supported-crypto",
+                Error,
+                identity::anchors_supported,
+            ),
+            Check::new(
+                "trust anchors are within their validity period",
+                "l5d-identity-trustAnchors-are-time-valid",
+                Error,
+                identity::anchors_valid,
+            ),
+            Check::new(
+                "trust anchors are valid for at least 60 days",
+                "l5d-identity-trustAnchors-not-expiring-soon",
+                Warning,
+                identity::anchors_last,
+            ),
+            Check::new(
+                "issuer cert is using supported crypto algorithm",
+                "l5d-identity-issuer-cert-uses-supported-crypto",
+                Error,
+                identity::issuer_supported,
+            ),
+            Check::new(
+                "issuer cert is within its validity period",
+                "l5d-identity-issuer-cert-is-time-valid",
+                Error,
+                identity::issuer_valid,
+            ),
+            Check::new(
+                "issuer cert is valid for at least 60 days",
+                "l5d-identity-issuer-cert-not-expiring-soon",
+                Warning,
+                identity::issuer_lasts,
+            ),
+            Check::new(
+                "issuer cert is issued by the trust anchor",
+                "l5d-identity-issuer-cert-issued-by-trust-anchor",
+                Error,
+                identity::issuer_is_ours,
+            ),
         ],
     },
     Category {
         name: "linkerd-webhooks-and-apisvc-tls",
         applies: installed_at_all,
         checks: &[
-            Check::new("proxy-injector webhook has valid cert", Waits, webhooks::injector_valid),
-            Check::new("proxy-injector cert is not about to expire", Warning, webhooks::injector_lasts),
-            Check::new("sp-validator webhook has valid cert", Waits, webhooks::sp_validator_valid),
-            Check::new("sp-validator cert is not about to expire", Warning, webhooks::sp_validator_lasts),
-            Check::new("policy-validator webhook has valid cert", Waits, webhooks::policy_validator_valid),
-            Check::new("policy-validator cert is not about to expire", Warning, webhooks::policy_validator_lasts),
-            Check::new("webhook services have endpoints", Waits, webhooks::have_endpoints),
+            Check::new(
+                "proxy-injector webhook has valid cert",
+                "l5d-proxy-injector-webhook-cert-valid",
+                Waits,
+                webhooks::injector_valid,
+            ),
+            Check::new(
+                "proxy-injector cert is not about to expire",
+                "l5d-proxy-injector-webhook-cert-not-expiring-soon",
+                Warning,
+                webhooks::injector_lasts,
+            ),
+            Check::new(
+                "sp-validator webhook has valid cert",
+                "l5d-sp-validator-webhook-cert-valid",
+                Waits,
+                webhooks::sp_validator_valid,
+            ),
+            Check::new(
+                "sp-validator cert is not about to expire",
+                "l5d-sp-validator-webhook-cert-not-expiring-soon",
+                Warning,
+                webhooks::sp_validator_lasts,
+            ),
+            Check::new(
+                "policy-validator webhook has valid cert",
+                "l5d-policy-validator-webhook-cert-valid",
+                Waits,
+                webhooks::policy_validator_valid,
+            ),
+            Check::new(
+                "policy-validator cert is not about to expire",
+                "l5d-policy-validator-webhook-cert-not-expiring-soon",
+                Warning,
+                webhooks::policy_validator_lasts,
+            ),
+            Check::new("webhook services have endpoints", "weft-webhook-endpoints", Waits, webhooks::have_endpoints),
         ],
     },
     Category {
         name: "linkerd-identity-data-plane",
         applies: |mode| mode == Mode::Proxy,
-        checks: &[Check::new("data plane proxies certificate match CA", Warning, identity::proxies_trust_it)],
+        checks: &[Check::new(
+            "data plane proxies certificate match CA",
+            "l5d-identity-data-plane-proxies-certs-match-ca",
+            Warning,
+            identity::proxies_trust_it,
+        )],
     },
     Category {
         name: "linkerd-version",
         applies: |mode| mode != Mode::Viz,
-        checks: &[Check::new("cli is up-to-date", Warning, versions::cli_is_expected)],
+        checks: &[Check::new("cli is up-to-date", "l5d-version-cli", Warning, versions::cli_is_expected)],
     },
     Category {
         name: "control-plane-version",
         applies: installed_at_all,
         checks: &[
-            Check::new("control plane is up-to-date", Warning, versions::control_plane_is_expected),
-            Check::new("control plane and cli versions match", Warning, versions::control_plane_matches_cli),
+            Check::new(
+                "control plane is up-to-date",
+                "l5d-version-control",
+                Warning,
+                versions::control_plane_is_expected,
+            ),
+            Check::new(
+                "control plane and cli versions match",
+                "weft-version-control-cli",
+                Warning,
+                versions::control_plane_matches_cli,
+            ),
         ],
     },
     Category {
         name: "linkerd-control-plane-proxy",
         applies: installed_at_all,
         checks: &[
-            Check::new("control plane proxies are healthy", Waits, data_plane::control_plane_healthy),
-            Check::new("control plane proxies are up-to-date", Warning, data_plane::control_plane_up_to_date),
+            Check::new(
+                "control plane proxies are healthy",
+                "l5d-cp-proxy-healthy",
+                Waits,
+                data_plane::control_plane_healthy,
+            ),
+            Check::new(
+                "control plane proxies are up-to-date",
+                "l5d-cp-proxy-version",
+                Warning,
+                data_plane::control_plane_up_to_date,
+            ),
             Check::new(
                 "control plane proxies are redirected to by their node's agent",
+                "weft-cp-proxy-redirected",
                 Waits,
                 data_plane::control_plane_enrolled,
             ),
@@ -149,16 +315,47 @@ pub(super) const CATEGORIES: &[Category] = &[
         name: "linkerd-data-plane",
         applies: |mode| mode == Mode::Proxy,
         checks: &[
-            Check::new("data plane namespace exists", Fatal, data_plane::namespace_exists),
-            Check::new("annotations of namespaces, workloads and pods can be read", Error, data_plane::annotations),
-            Check::new("pods of injected namespaces have a proxy", Warning, data_plane::have_a_proxy),
-            Check::new("data plane proxies are ready", Waits, data_plane::proxies_ready),
-            Check::new("data plane proxies are up-to-date", Warning, data_plane::proxies_up_to_date),
-            Check::new("data plane pods are redirected by their node's agent", Waits, data_plane::proxies_enrolled),
-            Check::new("data plane pod labels are configured correctly", Warning, placement::pod_labels),
-            Check::new("data plane service labels are configured correctly", Warning, placement::service_labels),
+            Check::new("data plane namespace exists", "l5d-data-plane-exists", Fatal, data_plane::namespace_exists),
+            Check::new(
+                "annotations of namespaces, workloads and pods can be read",
+                "weft-data-plane-annotations",
+                Error,
+                data_plane::annotations,
+            ),
+            Check::new(
+                "pods of injected namespaces have a proxy",
+                "weft-data-plane-injected",
+                Warning,
+                data_plane::have_a_proxy,
+            ),
+            Check::new("data plane proxies are ready", "l5d-data-plane-ready", Waits, data_plane::proxies_ready),
+            Check::new(
+                "data plane proxies are up-to-date",
+                "l5d-data-plane-version",
+                Warning,
+                data_plane::proxies_up_to_date,
+            ),
+            Check::new(
+                "data plane pods are redirected by their node's agent",
+                "weft-data-plane-redirected",
+                Waits,
+                data_plane::proxies_enrolled,
+            ),
+            Check::new(
+                "data plane pod labels are configured correctly",
+                "l5d-data-plane-pod-labels",
+                Warning,
+                placement::pod_labels,
+            ),
+            Check::new(
+                "data plane service labels are configured correctly",
+                "l5d-data-plane-services-labels",
+                Warning,
+                placement::service_labels,
+            ),
             Check::new(
                 "data plane service annotations are configured correctly",
+                "l5d-data-plane-services-annotations",
                 Warning,
                 placement::service_annotations,
             ),
@@ -167,43 +364,63 @@ pub(super) const CATEGORIES: &[Category] = &[
     Category {
         name: "linkerd-opaque-ports-definition",
         applies: |mode| mode == Mode::Proxy,
-        checks: &[Check::new("opaque ports are properly annotated", Warning, opaque_ports::agree)],
+        checks: &[Check::new(
+            "opaque ports are properly annotated",
+            "linkerd-opaque-ports-definition",
+            Warning,
+            opaque_ports::agree,
+        )],
     },
     Category {
         name: "linkerd-ha-checks",
         applies: installed_at_all,
-        checks: &[Check::new("multiple replicas of control plane pods", Warning, high_availability::replicas)],
+        checks: &[Check::new(
+            "multiple replicas of control plane pods",
+            "l5d-control-plane-replicas",
+            Warning,
+            high_availability::replicas,
+        )],
     },
     Category {
         name: "linkerd-extension-checks",
         applies: installed_at_all,
-        checks: &[Check::new("namespace configuration for extensions", Warning, extensions::namespaces)],
+        checks: &[Check::new(
+            "namespace configuration for extensions",
+            "l5d-extension-namespaces",
+            Warning,
+            extensions::namespaces,
+        )],
     },
     Category {
         name: "weft-viz",
         applies: |mode| installed_at_all(mode) || mode == Mode::Viz,
         checks: &[
-            Check::new("component is installed", Fatal, viz::installed),
-            Check::new("component pods are ready", Waits, viz::ready),
-            Check::new("component pods have a proxy", Error, viz::meshed),
-            Check::new("proxies serve tap to the component", Warning, viz::taps),
-            Check::new("component answers this user", Waits, viz::answers),
-            Check::new("component and cli versions match", Warning, viz::version),
+            Check::new("component is installed", "weft-viz-installed", Fatal, viz::installed),
+            Check::new("component pods are ready", "weft-viz-ready", Waits, viz::ready),
+            Check::new("component pods have a proxy", "weft-viz-meshed", Error, viz::meshed),
+            Check::new("proxies serve tap to the component", "weft-viz-tap", Warning, viz::taps),
+            Check::new("component answers this user", "weft-viz-answers", Waits, viz::answers),
+            Check::new("component and cli versions match", "weft-viz-version", Warning, viz::version),
         ],
     },
     Category {
         name: "linkerd-unsupported",
         applies: installed_at_all,
         checks: &[
-            Check::new("resources are acted upon", Warning, unsupported::resources),
-            Check::new("annotations of services are acted upon", Warning, unsupported::services),
-            Check::new("annotations of pods are acted upon", Warning, unsupported::pods),
+            Check::new("resources are acted upon", "weft-unsupported-resources", Warning, unsupported::resources),
+            Check::new(
+                "annotations of services are acted upon",
+                "weft-unsupported-services",
+                Warning,
+                unsupported::services,
+            ),
+            Check::new("annotations of pods are acted upon", "weft-unsupported-pods", Warning, unsupported::pods),
         ],
     },
     Category {
         name: "weft-events",
         applies: installed_at_all,
-        checks: &[Check::new("no part of the mesh warns", Warning, data_plane::no_warnings)],
+        checks: &[Check::new("no part of the mesh warns", "weft-events", Warning, data_plane::no_warnings)],
     },
 ];
 
@@ -212,70 +429,4 @@ fn installed_at_all(mode: Mode) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::{
-        super::{facts::tests::healthy, outcome::Outcome},
-        *,
-    };
-
-    #[test]
-    fn a_healthy_cluster_passes_every_check_of_every_mode() {
-        for mode in [Mode::Pre, Mode::Definitions, Mode::Installed, Mode::Proxy] {
-            let mut facts = healthy();
-            facts.mode = mode;
-            let cluster = facts.cluster.as_mut().unwrap();
-            if mode == Mode::Pre {
-                cluster.config = Ok(None);
-            }
-            let outcome = Outcome::of(CATEGORIES, &facts);
-            let failed: Vec<_> = outcome.checks().filter(|check| !check.problems.is_empty()).collect();
-            assert!(outcome.success && failed.is_empty(), "{mode:?}: {failed:#?}");
-        }
-    }
-
-    #[test]
-    fn nothing_is_judged_of_a_cluster_that_does_not_answer() {
-        let mut facts = healthy();
-        facts.cluster = Err("connection refused".to_owned());
-        let outcome = Outcome::of(CATEGORIES, &facts);
-        assert!(!outcome.success);
-        let names: Vec<_> = outcome.categories.iter().map(|category| category.category_name).collect();
-        assert_eq!(names, ["kubernetes-api"]);
-    }
-
-    #[test]
-    fn what_may_not_be_read_ends_nothing_and_what_is_not_there_does() {
-        let last = |facts: &super::super::facts::Facts| {
-            Outcome::of(CATEGORIES, facts).categories.last().unwrap().category_name
-        };
-        let mut facts = healthy();
-        facts.cluster.as_mut().unwrap().namespaces = Err("namespaces is forbidden".to_owned());
-        assert_eq!(last(&facts), "weft-events");
-        facts.cluster.as_mut().unwrap().namespaces = Ok(Vec::new());
-        assert_eq!(last(&facts), "linkerd-existence");
-    }
-
-    #[test]
-    fn only_the_definitions_are_checked_on_request() {
-        let mut facts = healthy();
-        facts.mode = Mode::Definitions;
-        let cluster = facts.cluster.as_mut().unwrap();
-        (cluster.namespaces, cluster.config) = (Ok(Vec::new()), Ok(None));
-        let outcome = Outcome::of(CATEGORIES, &facts);
-        let names: Vec<_> = outcome.categories.iter().map(|category| category.category_name).collect();
-        assert_eq!(names, ["kubernetes-api", "kubernetes-version", "gateway-api-crd", "linkerd-crd"]);
-        assert!(outcome.success, "{outcome:#?}");
-        facts.cluster.as_mut().unwrap().crds.as_mut().unwrap().remove("servers.policy.linkerd.io");
-        assert!(!Outcome::of(CATEGORIES, &facts).success);
-    }
-
-    #[test]
-    fn descriptions_are_unique_within_a_category() {
-        for category in CATEGORIES {
-            let unique: BTreeSet<_> = category.checks.iter().map(|check| check.description).collect();
-            assert_eq!(unique.len(), category.checks.len(), "{}", category.name);
-        }
-    }
-}
+mod tests;

@@ -8,6 +8,9 @@ use super::{
 };
 use crate::problem::Problem;
 
+/// The document that explains each check.
+const HINTS: &str = "docs/troubleshooting.md";
+
 /// A group of checks, under Linkerd's name if Linkerd has it.
 pub(super) struct Category {
     pub(super) name: &'static str,
@@ -19,6 +22,8 @@ pub(super) struct Category {
 pub(super) struct Check {
     /// The condition that holds if the check passes.
     pub(super) description: &'static str,
+    /// Its place in [`HINTS`]; Linkerd's if Linkerd has the same check.
+    pub(super) anchor: &'static str,
     pub(super) severity: Severity,
     pub(super) judge: Judge,
 }
@@ -55,6 +60,7 @@ pub(super) struct CategoryOutcome {
 #[derive(Debug)]
 pub(super) struct CheckOutcome {
     pub(super) description: &'static str,
+    pub(super) anchor: &'static str,
     pub(super) severity: Severity,
     pub(super) problems: Vec<Problem>,
 }
@@ -108,8 +114,8 @@ impl Outcome {
 }
 
 impl Check {
-    pub(super) const fn new(description: &'static str, severity: Severity, judge: Judge) -> Self {
-        Self { description, severity, judge }
+    pub(super) const fn new(description: &'static str, anchor: &'static str, severity: Severity, judge: Judge) -> Self {
+        Self { description, anchor, severity, judge }
     }
 
     /// `None` if the check is skipped.
@@ -121,13 +127,30 @@ impl Check {
             (Err(Stop::Unanswered(problem)), severity) => (severity, vec![problem]),
             (Err(Stop::Skip), _) => return None,
         };
-        Some(CheckOutcome { description: self.description, severity, problems })
+        Some(CheckOutcome { description: self.description, anchor: self.anchor, severity, problems })
     }
 }
 
 impl CheckOutcome {
     pub(super) fn is_error(&self) -> bool {
         !self.problems.is_empty() && self.severity != Severity::Warning
+    }
+
+    /// Where the check is explained.
+    pub(super) fn link(&self) -> String {
+        format!("{HINTS}#{}", self.anchor)
+    }
+
+    /// The problems, each with its remedy; consecutive problems may share one.
+    pub(super) fn explanation(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        for (index, problem) in self.problems.iter().enumerate() {
+            lines.push(problem.to_string());
+            if self.problems.get(index + 1).is_none_or(|next| next.remedy != problem.remedy) {
+                lines.push(format!("  remedy: {}", problem.remedy));
+            }
+        }
+        lines
     }
 
     /// Linkerd's name of the result.
@@ -141,29 +164,18 @@ impl CheckOutcome {
 }
 
 impl Serialize for CheckOutcome {
-    /// As `linkerd check -o json`; the hint is a remedy instead of a URL.
+    /// As `linkerd check -o json`: the hint is a link, and the error what a person has to read.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let failed = !self.problems.is_empty();
         let mut check = serializer.serialize_struct("check", if failed { 4 } else { 2 })?;
         check.serialize_field("description", self.description)?;
         if failed {
-            check.serialize_field("hint", &lines(self.problems.iter().map(|problem| problem.remedy.clone())))?;
-            check.serialize_field("error", &lines(self.problems.iter().map(Problem::to_string)))?;
+            check.serialize_field("hint", &self.link())?;
+            check.serialize_field("error", &self.explanation().join("\n"))?;
         }
         check.serialize_field("result", self.result())?;
         check.end()
     }
-}
-
-/// Joins the texts, one a line, without repetitions.
-fn lines(texts: impl Iterator<Item = String>) -> String {
-    let mut lines: Vec<String> = Vec::new();
-    for text in texts {
-        if !lines.contains(&text) {
-            lines.push(text);
-        }
-    }
-    lines.join("\n")
 }
 
 #[cfg(test)]
@@ -175,7 +187,12 @@ mod tests {
             |failed: bool| if failed { vec![Problem::new("Pod a/b", "broken", "mend it")] } else { Vec::new() };
         let checks = checks
             .into_iter()
-            .map(|(severity, failed)| CheckOutcome { description: "it works", severity, problems: problems(failed) })
+            .map(|(severity, failed)| CheckOutcome {
+                description: "it works",
+                anchor: "k8s-api",
+                severity,
+                problems: problems(failed),
+            })
             .collect();
         Outcome { success: false, categories: vec![CategoryOutcome { category_name: "linkerd-existence", checks }] }
     }
@@ -192,7 +209,8 @@ mod tests {
         let json = serde_json::to_value(outcome(vec![(Severity::Error, true), (Severity::Error, false)])).unwrap();
         let category = &json["categories"][0];
         assert_eq!(category["categoryName"], "linkerd-existence");
-        let failed = serde_json::json!({"description": "it works", "hint": "mend it", "error": "Pod a/b: broken", "result": "error"});
+        let failed = serde_json::json!({"description": "it works", "hint": "docs/troubleshooting.md#k8s-api",
+            "error": "Pod a/b: broken\n  remedy: mend it", "result": "error"});
         assert_eq!(category["checks"][0], failed);
         assert_eq!(category["checks"][1], serde_json::json!({"description": "it works", "result": "success"}));
     }

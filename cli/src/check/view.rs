@@ -69,12 +69,11 @@ impl Report {
             self.category = Some(category);
         }
         let _ = writeln!(text, "{} {}", mark(check, self.colours), check.description);
-        for (index, problem) in check.problems.iter().enumerate() {
-            let _ = writeln!(text, "    {}", printable::lines(&problem.to_string()));
-            // Consecutive problems may have the same remedy.
-            if check.problems.get(index + 1).is_none_or(|next| next.remedy != problem.remedy) {
-                let _ = writeln!(text, "      remedy: {}", printable::lines(&problem.remedy));
-            }
+        for line in check.explanation() {
+            let _ = writeln!(text, "    {}", printable::lines(&line));
+        }
+        if !check.problems.is_empty() {
+            let _ = writeln!(text, "    see {} for hints", check.link());
         }
         text
     }
@@ -132,6 +131,7 @@ mod tests {
     fn checks_are_printed_once_and_before_the_first_that_waits() {
         let check = |description, failed: bool| CheckOutcome {
             description,
+            anchor: "k8s-api",
             severity: Severity::Waits,
             problems: if failed {
                 vec![Problem::new("Pod linkerd/identity", "is Pending", "wait")]
@@ -164,7 +164,10 @@ mod tests {
     }
 
     fn outcome() -> Outcome {
-        let check = |description, problems| CheckOutcome { description, severity: Severity::Error, problems };
+        let check = |description, problems| {
+            let anchor = "l5d-identity-cert-config-valid";
+            CheckOutcome { description, anchor, severity: Severity::Error, problems }
+        };
         let broken = vec![Problem::new("Secret linkerd/issuer, data[\"crt.pem\"]", "has expired", "make a new one")];
         let checks = vec![check("trust anchors are valid", Vec::new()), check("issuer cert is valid", broken)];
         Outcome { success: false, categories: vec![CategoryOutcome { category_name: "linkerd-identity", checks }] }
@@ -174,7 +177,8 @@ mod tests {
     fn a_failure_is_followed_by_its_cure() {
         let text = text(&outcome(), false, false);
         let expected = "linkerd-identity\n----------------\n√ trust anchors are valid\n× issuer cert is valid\n    \
-                        Secret linkerd/issuer, data[\"crt.pem\"]: has expired\n      remedy: make a new one\n\n\
+                        Secret linkerd/issuer, data[\"crt.pem\"]: has expired\n      remedy: make a new one\n    \
+                        see docs/troubleshooting.md#l5d-identity-cert-config-valid for hints\n\n\
                         Status check results are ×: 1 check failed";
         assert_eq!(text, expected);
     }
@@ -193,7 +197,8 @@ mod tests {
         let mut outcome = outcome();
         assert!(!text(&outcome, false, false).contains("Begin with"));
         let waits = vec![Problem::new("Pod linkerd/identity", "is Pending", "wait")];
-        let waits = CheckOutcome { description: "pods are ready", severity: Severity::Waits, problems: waits };
+        let (description, anchor) = ("pods are ready", "l5d-api-control-ready");
+        let waits = CheckOutcome { description, anchor, severity: Severity::Waits, problems: waits };
         outcome.categories[0].checks.insert(0, waits);
         assert!(
             text(&outcome, false, false).ends_with("Begin with \"issuer cert is valid\": others may follow from it")
