@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! API server, agents ──gather──> Facts ──judge (checks are data)──> Outcome ──> table, short, JSON
-//!                         ^                                            │
-//!                         └───────── while waiting may help ───────────┘
+//!                         ^ ^      │                                    │
+//!                         │ └──────┴─ until every part has arrived      │
+//!                         └───────── while waiting may help ────────────┘
 //! ```
 //!
 //! Categories and descriptions are Linkerd's where its checks apply, and so is the JSON; every failure names the
@@ -46,8 +47,13 @@ use crate::{
 use facts::Mode;
 =======
 use crate::output;
+<<<<<<< HEAD
 use options::{Format, Request};
 >>>>>>> 5307a67 (cli: check only definitions, an expected version, and log requests)
+=======
+use gather::Gathering;
+use options::{Format, Request, Scope};
+>>>>>>> ad333f5 (cli: judge each category of checks when its facts have arrived)
 use outcome::Outcome;
 use view::Report;
 
@@ -152,6 +158,7 @@ async fn run(request: Request) -> Result<ExitCode> {
     let mut facts = progress::during("the cluster's answers", gather()).await;
     let outcome = loop {
 <<<<<<< HEAD
+<<<<<<< HEAD
 =======
         let facts = gather::gather(&request.scope).await;
 >>>>>>> 5307a67 (cli: check only definitions, an expected version, and log requests)
@@ -161,7 +168,15 @@ async fn run(request: Request) -> Result<ExitCode> {
                 if let Ok(report) = &mut report {
                     progress.clear();
                     report.print_settled(&outcome)?;
+=======
+        let outcome = round(&request.scope, report.as_mut(), &mut progress).await?;
+        match outcome.waits_for() {
+            Some(check) if Instant::now() + AGAIN < give_up => {
+                if let Some(report) = &mut report {
+                    report.print_settled(&outcome, &mut progress)?;
+>>>>>>> ad333f5 (cli: judge each category of checks when its facts have arrived)
                 }
+                progress.clear();
                 progress.show(&check);
             }
             _ => break outcome,
@@ -180,4 +195,20 @@ async fn run(request: Request) -> Result<ExitCode> {
 >>>>>>> 5307a67 (cli: check only definitions, an expected version, and log requests)
     }
     Ok(if outcome.success { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Asks for all facts once. Each category is judged, and printed if nothing can change it, when its facts are there.
+async fn round(scope: &Scope, mut report: Option<&mut Report>, progress: &mut Progress) -> Result<Outcome> {
+    let mut gathering = Gathering::start(scope, &catalogue::needs(scope.mode)).await;
+    loop {
+        let known = catalogue::of(scope.mode).take_while(|category| gathering.has(category.needs));
+        let outcome = Outcome::of(known, &gathering.facts);
+        let next = catalogue::of(scope.mode).find(|category| !gathering.has(category.needs));
+        let Some(next) = next.filter(|_| !outcome.is_fatal()) else { return Ok(outcome) };
+        if let Some(report) = &mut report {
+            report.print_settled(&outcome, progress)?;
+        }
+        progress.begin(next.name);
+        gathering.next().await;
+    }
 }

@@ -1,9 +1,11 @@
 //! Every check, in a sensible order for reading. Names and descriptions are Linkerd's
 //! (`linkerd2:pkg/healthcheck/healthcheck.go`) if Linkerd has the same check; `weft-` categories are ours.
 
+use std::collections::BTreeSet;
+
 use super::{
     agents, data_plane, extensions,
-    facts::Mode,
+    facts::{Mode, Part},
     high_availability, identity, installed, kubernetes, opaque_ports,
     outcome::{
         Category, Check,
@@ -15,6 +17,7 @@ use super::{
 pub(super) const CATEGORIES: &[Category] = &[
     Category {
         name: "kubernetes-api",
+        needs: &[],
         applies: |_| true,
         checks: &[
             Check::new("can initialize the client", "k8s-api", Fatal, kubernetes::client),
@@ -23,6 +26,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "kubernetes-version",
+        needs: &[],
         applies: |_| true,
         checks: &[Check::new(
             "is running the minimum Kubernetes API version",
@@ -33,6 +37,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "pre-kubernetes-setup",
+        needs: &[Part::Access, Part::Settings, Part::Mesh],
         applies: |mode| mode == Mode::Pre,
         checks: &[
             Check::new("control plane is not already installed", "pre-ns", Error, kubernetes::not_installed),
@@ -55,6 +60,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "gateway-api-crd",
+        needs: &[Part::Definitions],
         applies: |mode| installed_at_all(mode) || mode == Mode::Definitions,
         checks: &[Check::new(
             "Gateway API CRDs are of a known version",
@@ -65,6 +71,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "linkerd-crd",
+        needs: &[Part::Definitions],
         applies: |mode| installed_at_all(mode) || mode == Mode::Definitions,
         checks: &[Check::new(
             "control plane CustomResourceDefinitions exist",
@@ -75,6 +82,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "linkerd-existence",
+        needs: &[Part::Settings, Part::Inventory, Part::Mesh],
         applies: installed_at_all,
         checks: &[
             Check::new("control plane namespace exists", "l5d-existence-ns", Fatal, installed::namespace),
@@ -115,6 +123,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "linkerd-config",
+        needs: &[Part::Inventory, Part::Webhooks],
         applies: installed_at_all,
         checks: &[
             Check::new("control plane ClusterRoles exist", "l5d-existence-cr", Error, installed::cluster_roles),
@@ -141,6 +150,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "weft-agent",
+        needs: &[Part::Mesh, Part::Events],
         applies: installed_at_all,
         checks: &[
             Check::new("agent DaemonSet exists", "weft-agent-daemonset", Error, agents::exists),
@@ -159,6 +169,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "linkerd-identity",
+        needs: &[Part::Settings],
         applies: installed_at_all,
         checks: &[
             Check::new(
@@ -213,6 +224,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "linkerd-webhooks-and-apisvc-tls",
+        needs: &[Part::Webhooks],
         applies: installed_at_all,
         checks: &[
             Check::new(
@@ -256,6 +268,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "linkerd-identity-data-plane",
+        needs: &[Part::Settings, Part::Mesh],
         applies: |mode| mode == Mode::Proxy,
         checks: &[Check::new(
             "data plane proxies certificate match CA",
@@ -266,11 +279,13 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "linkerd-version",
+        needs: &[],
         applies: |mode| mode != Mode::Viz,
         checks: &[Check::new("cli is up-to-date", "l5d-version-cli", Warning, versions::cli_is_expected)],
     },
     Category {
         name: "control-plane-version",
+        needs: &[Part::Mesh],
         applies: installed_at_all,
         checks: &[
             Check::new(
@@ -289,6 +304,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "linkerd-control-plane-proxy",
+        needs: &[Part::Settings, Part::Mesh],
         applies: installed_at_all,
         checks: &[
             Check::new(
@@ -313,6 +329,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "linkerd-data-plane",
+        needs: &[Part::Settings, Part::Inventory, Part::Workloads, Part::Mesh],
         applies: |mode| mode == Mode::Proxy,
         checks: &[
             Check::new("data plane namespace exists", "l5d-data-plane-exists", Fatal, data_plane::namespace_exists),
@@ -363,6 +380,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "linkerd-opaque-ports-definition",
+        needs: &[Part::Settings, Part::Inventory, Part::Mesh],
         applies: |mode| mode == Mode::Proxy,
         checks: &[Check::new(
             "opaque ports are properly annotated",
@@ -373,6 +391,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "linkerd-ha-checks",
+        needs: &[Part::Settings, Part::Mesh],
         applies: installed_at_all,
         checks: &[Check::new(
             "multiple replicas of control plane pods",
@@ -383,6 +402,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "linkerd-extension-checks",
+        needs: &[Part::Settings],
         applies: installed_at_all,
         checks: &[Check::new(
             "namespace configuration for extensions",
@@ -393,6 +413,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "weft-viz",
+        needs: &[Part::Settings, Part::Mesh, Part::Component],
         applies: |mode| installed_at_all(mode) || mode == Mode::Viz,
         checks: &[
             Check::new("component is installed", "weft-viz-installed", Fatal, viz::installed),
@@ -405,6 +426,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "linkerd-unsupported",
+        needs: &[Part::Settings, Part::Inventory, Part::Workloads, Part::Objects],
         applies: installed_at_all,
         checks: &[
             Check::new("resources are acted upon", "weft-unsupported-resources", Warning, unsupported::resources),
@@ -419,10 +441,21 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "weft-events",
+        needs: &[Part::Events],
         applies: installed_at_all,
         checks: &[Check::new("no part of the mesh warns", "weft-events", Warning, data_plane::no_warnings)],
     },
 ];
+
+/// The facts that the categories of a scope need.
+pub(super) fn needs(mode: Mode) -> BTreeSet<Part> {
+    of(mode).flat_map(|category| category.needs).copied().collect()
+}
+
+/// The categories of a scope, in their order.
+pub(super) fn of(mode: Mode) -> impl Iterator<Item = &'static Category> + Clone {
+    CATEGORIES.iter().filter(move |category| (category.applies)(mode))
+}
 
 fn installed_at_all(mode: Mode) -> bool {
     matches!(mode, Mode::Installed | Mode::Proxy)

@@ -31,6 +31,31 @@ pub(super) enum Mode {
     Definitions,
 }
 
+/// Facts that are asked for together. Those that come first or always, the client and the version, are no part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Part {
+    /// Custom resource definitions.
+    Definitions,
+    /// Permissions of this user, and the API server's clock.
+    Access,
+    /// Namespaces, settings and certificates.
+    Settings,
+    /// Roles, bindings, ServiceAccounts and Services.
+    Inventory,
+    /// Configurations, certificates and endpoints of webhooks.
+    Webhooks,
+    /// Workloads and pods that may ask for injection.
+    Workloads,
+    /// Warning Events.
+    Events,
+    /// Nodes, Deployments, agents, and pods with a proxy.
+    Mesh,
+    /// The component weft-viz.
+    Component,
+    /// Objects of custom resources.
+    Objects,
+}
+
 /// The known facts about a cluster.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
@@ -177,6 +202,46 @@ impl Facts {
 }
 
 impl ClusterFacts {
+    /// A cluster of which only the version is known.
+    pub(super) fn unasked(version: (u32, u32, String), namespace: &str) -> Self {
+        fn unasked<T>() -> Fetched<T> {
+            Err("was not asked for".to_owned())
+        }
+        let mesh = Mesh {
+            namespace: namespace.to_owned(),
+            nodes: unasked(),
+            deployments: unasked(),
+            daemon_set: unasked(),
+            control_pods: unasked(),
+            lease: unasked(),
+            agents: Vec::new(),
+            meshed: unasked(),
+        };
+        Self {
+            version,
+            clock_skew: None,
+            crds: unasked(),
+            access: Vec::new(),
+            namespaces: unasked(),
+            config: unasked(),
+            trust_roots: unasked(),
+            issuer: unasked(),
+            cluster_roles: unasked(),
+            cluster_role_bindings: unasked(),
+            service_accounts: unasked(),
+            services: unasked(),
+            webhooks: BTreeMap::new(),
+            objects: unasked(),
+            workloads: unasked(),
+            pods: unasked(),
+            events: unasked(),
+            container_messages: BTreeMap::new(),
+            viz: unasked(),
+            viz_answer: None,
+            mesh,
+        }
+    }
+
     /// The mesh's values, if they can be read.
     pub(super) fn values(&self) -> Option<Values> {
         Values::parse(self.config_yaml()?).ok()

@@ -1,11 +1,17 @@
-//! Queries all facts concurrently. A query without an answer is a fact too and not an error: the checks interpret it.
+//! Queries all facts concurrently, in parts that arrive one by one. A query without an answer is a fact too and not an
+//! error: the checks interpret it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::SystemTime,
 };
 
-use futures::{future::join_all, join};
+use futures::{
+    FutureExt as _, StreamExt as _,
+    future::{LocalBoxFuture, Shared, join_all},
+    join,
+    stream::FuturesUnordered,
+};
 use k8s_openapi::{
     api::{
         admissionregistration::v1::{
@@ -18,6 +24,7 @@ use k8s_openapi::{
         rbac::v1::{ClusterRole, ClusterRoleBinding},
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+    apimachinery::pkg::version::Info,
     jiff::{Timestamp, fmt::rfc2822},
 };
 use kube::{
@@ -30,7 +37,7 @@ use weft_k8s_api::labels;
 use weft_proto::viz::{Resource as VizResource, StatRequest, viz_client::VizClient};
 
 use super::{
-    facts::{Access, ClusterFacts, Crd, CreatedKind, CustomObject, Facts, Mode, WebhookFacts, Workload},
+    facts::{Access, ClusterFacts, Crd, CreatedKind, CustomObject, Facts, Mode, Part, WebhookFacts, Workload},
     kubernetes::{CREATED, release},
     options::Scope,
     unsupported::KINDS,
@@ -48,111 +55,156 @@ const ASKED: usize = 8;
 /// How many lines of a log are read to find the last one.
 const LOG_LINES: i64 = 3;
 
-pub(super) async fn gather(scope: &Scope) -> Facts {
-    let (args, mode, namespace) = (&scope.cluster, scope.mode, scope.namespace.as_deref());
-    let cluster = args.cluster().await.map_err(|error| format!("{error:#}"));
-    let client = cluster.as_ref().map(|cluster| cluster.server.clone()).map_err(Clone::clone);
-    let mut facts = match &cluster {
-        Ok(cluster) => gather_from(cluster, mode, namespace).await.map(Box::new),
-        Err(error) => Err(error.clone()),
-    };
-    if let (Mode::Viz, Ok(facts)) = (mode, &mut facts) {
-        facts.viz_answer = ask_viz(args).await;
+/// Facts of which parts arrive one by one.
+pub(super) struct Gathering {
+    pub(super) facts: Facts,
+    arrived: BTreeSet<Part>,
+    open: FuturesUnordered<LocalBoxFuture<'static, (Part, Update)>>,
+}
+
+/// Adds what a part has found.
+type Update = Box<dyn FnOnce(&mut ClusterFacts)>;
+
+/// The definitions, which two parts need.
+type Definitions = Shared<LocalBoxFuture<'static, Fetched<BTreeMap<String, Crd>>>>;
+
+/// Whom parts ask, and for what.
+#[derive(Clone)]
+struct Source {
+    cluster: Cluster,
+    scope: Scope,
+    definitions: Definitions,
+}
+
+impl Gathering {
+    /// Asks for the version, then for the wanted parts at once. If nothing answers, no part would be answered either.
+    pub(super) async fn start(scope: &Scope, wanted: &BTreeSet<Part>) -> Self {
+        let cluster = scope.cluster.cluster().await.map_err(|error| format!("{error:#}"));
+        let client = cluster.as_ref().map(|cluster| cluster.server.clone()).map_err(Clone::clone);
+        let found = match &cluster {
+            Ok(cluster) => within(ANSWER, cluster.client.apiserver_version()).await,
+            Err(error) => Err(error.clone()),
+        };
+        let mut open = FuturesUnordered::new();
+        if let (Ok(cluster), Ok(_)) = (cluster, &found) {
+            let definitions = definitions(cluster.clone()).boxed_local().shared();
+            let source = Source { cluster, scope: scope.clone(), definitions };
+            open.extend(wanted.iter().map(|part| ask(*part, source.clone()).boxed_local()));
+        }
+        let namespace = &scope.cluster.linkerd_namespace;
+        let unasked = |info: Info| {
+            let (major, minor) = release(&info.git_version).unwrap_or_default();
+            Box::new(ClusterFacts::unasked((major, minor, info.git_version), namespace))
+        };
+        let facts = Facts {
+            mode: scope.mode,
+            now: SystemTime::now(),
+            cli_version: env!("CARGO_PKG_VERSION").to_owned(),
+            expected_version: scope.expected_version.clone(),
+            namespace: namespace.clone(),
+            data_plane_namespace: scope.namespace.clone(),
+            client,
+            cluster: found.map(unasked),
+        };
+        Self { facts, arrived: BTreeSet::new(), open }
     }
-    Facts {
-        mode,
-        now: SystemTime::now(),
-        cli_version: env!("CARGO_PKG_VERSION").to_owned(),
-        expected_version: scope.expected_version.clone(),
-        namespace: args.linkerd_namespace.clone(),
-        data_plane_namespace: namespace.map(str::to_owned),
-        client,
-        cluster: facts,
+
+    /// Whether these parts have arrived, or none will.
+    pub(super) fn has(&self, parts: &[Part]) -> bool {
+        self.open.is_empty() || parts.iter().all(|part| self.arrived.contains(part))
+    }
+
+    /// Waits for another part.
+    pub(super) async fn next(&mut self) {
+        if let Some((part, update)) = self.open.next().await {
+            self.arrived.insert(part);
+            if let Ok(cluster) = &mut self.facts.cluster {
+                update(cluster);
+            }
+        }
     }
 }
 
-/// An error is that of the first query: if it fails, the others would only wait too.
-async fn gather_from(cluster: &Cluster, mode: Mode, namespace: Option<&str>) -> Fetched<ClusterFacts> {
-    let info = within(ANSWER, cluster.client.apiserver_version()).await?;
-    let version = release(&info.git_version).unwrap_or_default();
-    let control = cluster.namespace.as_str();
+async fn definitions(cluster: Cluster) -> Fetched<BTreeMap<String, Crd>> {
+    let all = list(Api::<CustomResourceDefinition>::all(cluster.client), &ListParams::default()).await;
+    all.map(|all| all.into_iter().map(crd).collect())
+}
+
+async fn ask(part: Part, source: Source) -> (Part, Update) {
+    let Source { cluster, scope, definitions } = source;
+    let (client, namespace) = (|| cluster.client.clone(), scope.namespace.as_deref());
     let every = ListParams::default();
-    let warnings = ListParams::default().fields("type=Warning");
-    let proxy = mode == Mode::Proxy;
-    let (
-        (clock_skew, crds, access, namespaces),
-        (config, trust_roots, issuer),
-        (cluster_roles, cluster_role_bindings, service_accounts, services),
-        (hooks, workloads, pods, events),
-        (viz_deployments, viz_pods),
-        mesh,
-    ) = join!(
-        async {
-            join!(
-                clock_skew(cluster),
-                list(Api::<CustomResourceDefinition>::all(cluster.client.clone()), &every),
-                access(cluster, mode),
-                list(Api::<Namespace>::all(cluster.client.clone()), &every),
-            )
-        },
-        async {
-            join!(
-                get::<ConfigMap>(cluster, "linkerd-config"),
-                get::<ConfigMap>(cluster, "linkerd-identity-trust-roots"),
-                get::<Secret>(cluster, "linkerd-identity-issuer"),
-            )
-        },
-        async {
-            join!(
-                names(Api::<ClusterRole>::all(cluster.client.clone())),
-                names(Api::<ClusterRoleBinding>::all(cluster.client.clone())),
-                names(Api::<ServiceAccount>::namespaced(cluster.client.clone(), control)),
-                list(Api::<Service>::all(cluster.client.clone()), &every),
-            )
-        },
-        async {
-            join!(
-                join_all(NAMES.map(|name| webhook(cluster, name))),
-                workloads(cluster, namespace, proxy),
-                pods_to_inject(cluster, namespace, proxy),
-                list(Api::<Event>::all(cluster.client.clone()), &warnings),
-            )
-        },
-        async {
+    let update: Update = match part {
+        Part::Definitions => {
+            let crds = definitions.await;
+            Box::new(move |facts: &mut ClusterFacts| facts.crds = crds)
+        }
+        Part::Access => {
+            let (access, clock_skew) = join!(access(&cluster), clock_skew(&cluster));
+            Box::new(move |facts: &mut ClusterFacts| (facts.access, facts.clock_skew) = (access, clock_skew))
+        }
+        Part::Settings => {
+            let (namespaces, config, trust_roots, issuer) = join!(
+                list(Api::<Namespace>::all(client()), &every),
+                get::<ConfigMap>(&cluster, "linkerd-config"),
+                get::<ConfigMap>(&cluster, "linkerd-identity-trust-roots"),
+                get::<Secret>(&cluster, "linkerd-identity-issuer"),
+            );
+            Box::new(move |facts: &mut ClusterFacts| {
+                (facts.namespaces, facts.config, facts.trust_roots, facts.issuer) =
+                    (namespaces, config, trust_roots, issuer);
+            })
+        }
+        Part::Inventory => {
+            let (roles, bindings, accounts, services) = join!(
+                names(Api::<ClusterRole>::all(client())),
+                names(Api::<ClusterRoleBinding>::all(client())),
+                names(Api::<ServiceAccount>::namespaced(client(), &cluster.namespace)),
+                list(Api::<Service>::all(client()), &every),
+            );
+            Box::new(move |facts: &mut ClusterFacts| {
+                (facts.cluster_roles, facts.cluster_role_bindings) = (roles, bindings);
+                (facts.service_accounts, facts.services) = (accounts, services);
+            })
+        }
+        Part::Webhooks => {
+            let hooks = join_all(NAMES.map(|name| webhook(&cluster, name))).await;
+            Box::new(move |facts: &mut ClusterFacts| facts.webhooks = NAMES.into_iter().zip(hooks).collect())
+        }
+        Part::Workloads => {
+            let wanted = scope.mode == Mode::Proxy;
+            let (workloads, pods) =
+                join!(workloads(&cluster, namespace, wanted), pods_to_inject(&cluster, namespace, wanted));
+            Box::new(move |facts: &mut ClusterFacts| (facts.workloads, facts.pods) = (workloads, pods))
+        }
+        Part::Events => {
+            let warnings = ListParams::default().fields("type=Warning");
+            let events = list(Api::<Event>::all(client()), &warnings).await;
+            Box::new(move |facts: &mut ClusterFacts| facts.events = events)
+        }
+        Part::Mesh => {
+            // The pods of the control plane are needed too, whatever the namespace.
+            let mesh = Mesh::gather(&cluster, None).await;
+            let messages = ask_not_ready(&cluster, &mesh).await;
+            Box::new(move |facts: &mut ClusterFacts| (facts.mesh, facts.container_messages) = (mesh, messages))
+        }
+        Part::Component => {
             let of_viz = ListParams::default().labels(component::SELECTOR);
-            join!(
-                list(Api::<Deployment>::all(cluster.client.clone()), &of_viz),
-                list(Api::<Pod>::all(cluster.client.clone()), &of_viz),
-            )
-        },
-        // The pods of the control plane are needed too, whatever the namespace.
-        Mesh::gather(cluster, None),
-    );
-    let crds: Fetched<BTreeMap<_, _>> = crds.map(|crds| crds.into_iter().map(crd).collect());
-    let (container_messages, objects) = join!(ask_not_ready(cluster, &mesh), custom_objects(cluster, &crds));
-    Ok(ClusterFacts {
-        viz_answer: None,
-        version: (version.0, version.1, info.git_version),
-        clock_skew,
-        crds,
-        access,
-        namespaces,
-        config,
-        trust_roots,
-        issuer,
-        cluster_roles,
-        cluster_role_bindings,
-        service_accounts,
-        services,
-        objects,
-        webhooks: NAMES.into_iter().zip(hooks).collect(),
-        workloads,
-        pods,
-        events,
-        container_messages,
-        viz: viz_deployments.and_then(|deployments| Ok((deployments, viz_pods?))),
-        mesh,
-    })
+            let answer = async { if scope.mode == Mode::Viz { ask_viz(&scope.cluster).await } else { None } };
+            let (deployments, pods, answer) = join!(
+                list(Api::<Deployment>::all(client()), &of_viz),
+                list(Api::<Pod>::all(client()), &of_viz),
+                answer,
+            );
+            let viz = deployments.and_then(|deployments| Ok((deployments, pods?)));
+            Box::new(move |facts: &mut ClusterFacts| (facts.viz, facts.viz_answer) = (viz, answer))
+        }
+        Part::Objects => {
+            let objects = custom_objects(&cluster, &definitions.await).await;
+            Box::new(move |facts: &mut ClusterFacts| facts.objects = objects)
+        }
+    };
+    (part, update)
 }
 
 /// Asks the component about its own namespace, as this user; `None` where there is no component.
@@ -234,10 +286,7 @@ async fn custom_objects(cluster: &Cluster, crds: &Fetched<BTreeMap<String, Crd>>
     Ok(lists.into_iter().flatten().collect())
 }
 
-async fn access(cluster: &Cluster, mode: Mode) -> Vec<Access> {
-    if mode != Mode::Pre {
-        return Vec::new();
-    }
+async fn access(cluster: &Cluster) -> Vec<Access> {
     join_all(CREATED.map(|kind| async move { Access { kind, allowed: may_create(cluster, kind).await } })).await
 }
 
@@ -387,10 +436,93 @@ fn has_last_words(status: &ContainerStatus) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, future};
+
     use serde_json::json;
+    use tokio::{
+        io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
+        net::{TcpListener, TcpStream},
+    };
 
     use super::*;
-    use crate::check::facts::tests::object;
+    use crate::check::{facts::tests::object, round, view::Progress};
+
+    /// The scope of an API server that answers about its version and custom resource definitions, and leaves all
+    /// other requests open.
+    async fn half_an_api_server(mode: Mode) -> (tempfile::TempDir, Scope) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(answer(stream));
+            }
+        });
+        let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "a",
+            "clusters": [{"name": "a", "cluster": {"server": server}}], "users": [{"name": "a", "user": {}}],
+            "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}]});
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("config");
+        fs::write(&file, config.to_string()).unwrap();
+        let linkerd_namespace = "linkerd".to_owned();
+        let cluster = ClusterArgs { kubeconfig: Some(file), linkerd_namespace, ..ClusterArgs::default() };
+        (directory, Scope { mode, cluster, namespace: None, expected_version: None })
+    }
+
+    async fn answer(stream: TcpStream) {
+        let mut stream = BufReader::new(stream);
+        loop {
+            let (mut head, mut line) = (String::new(), String::new());
+            while stream.read_line(&mut line).await.is_ok_and(|length| length > 0) && line != "\r\n" {
+                head.push_str(&std::mem::take(&mut line));
+            }
+            let body = match head.split(' ').nth(1) {
+                Some("/version") => json!({"major": "1", "minor": "36", "gitVersion": "v1.36.3", "gitCommit": "",
+                    "gitTreeState": "", "buildDate": "", "goVersion": "", "compiler": "", "platform": ""}),
+                Some(path) if path.contains("customresourcedefinitions") => {
+                    json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinitionList",
+                        "metadata": {}, "items": []})
+                }
+                Some(_) => future::pending().await,
+                None => return,
+            };
+            let body = body.to_string();
+            let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json";
+            let answer = format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+            stream.write_all(answer.as_bytes()).await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn each_part_is_there_as_soon_as_it_is_answered() {
+        let (_directory, scope) = half_an_api_server(Mode::Installed).await;
+        let wanted = [Part::Definitions, Part::Settings, Part::Events].into();
+        let mut gathering = Gathering::start(&scope, &wanted).await;
+        assert_eq!(gathering.facts.cluster.as_ref().unwrap().version, (1, 36, "v1.36.3".to_owned()));
+        assert!(gathering.has(&[]) && !gathering.has(&[Part::Definitions]));
+        gathering.next().await;
+        assert!(gathering.has(&[Part::Definitions]) && !gathering.has(&[Part::Definitions, Part::Settings]));
+        let facts = gathering.facts.cluster.unwrap();
+        assert_eq!((facts.crds, facts.events.is_err()), (Ok(BTreeMap::new()), true));
+    }
+
+    /// What is open does not matter: it was not asked for.
+    #[tokio::test]
+    async fn the_definitions_alone_are_judged_without_other_answers() {
+        let (_directory, scope) = half_an_api_server(Mode::Definitions).await;
+        let outcome = round(&scope, None, &mut Progress::new()).await.unwrap();
+        let names: Vec<_> = outcome.categories.iter().map(|category| category.category_name).collect();
+        assert_eq!(names, ["kubernetes-api", "kubernetes-version", "gateway-api-crd", "linkerd-crd"]);
+        assert!(!outcome.success && outcome.checks().filter(|check| check.is_error()).count() == 1, "{outcome:#?}");
+    }
+
+    #[tokio::test]
+    async fn a_cluster_that_does_not_answer_ends_the_round() {
+        let (directory, mut scope) = half_an_api_server(Mode::Installed).await;
+        scope.cluster.kubeconfig = Some(directory.path().join("missing"));
+        let outcome = round(&scope, None, &mut Progress::new()).await.unwrap();
+        let [category] = outcome.categories.as_slice() else { panic!("{outcome:#?}") };
+        assert_eq!((category.category_name, outcome.is_fatal()), ("kubernetes-api", true));
+    }
 
     #[test]
     fn endpoints_count_unless_they_are_not_ready() {

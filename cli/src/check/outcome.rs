@@ -4,7 +4,7 @@ use serde::{Serialize, Serializer, ser::SerializeStruct as _};
 
 use super::{
     answer::Stop,
-    facts::{Facts, Mode},
+    facts::{Facts, Mode, Part},
 };
 use crate::problem::Problem;
 
@@ -14,6 +14,8 @@ const HINTS: &str = "docs/troubleshooting.md";
 /// A group of checks, under Linkerd's name if Linkerd has it.
 pub(super) struct Category {
     pub(super) name: &'static str,
+    /// The facts that its checks look at.
+    pub(super) needs: &'static [Part],
     pub(super) applies: fn(Mode) -> bool,
     pub(super) checks: &'static [Check],
 }
@@ -66,11 +68,11 @@ pub(super) struct CheckOutcome {
 }
 
 impl Outcome {
-    /// Evaluates every check that applies, up to a fatal failure.
-    pub(super) fn of(categories: &[Category], facts: &Facts) -> Self {
+    /// Evaluates every check, up to a fatal failure.
+    pub(super) fn of<'a>(categories: impl IntoIterator<Item = &'a Category>, facts: &Facts) -> Self {
         let mut outcomes = Vec::new();
         let mut fatal = false;
-        for category in categories.iter().filter(|category| (category.applies)(facts.mode)) {
+        for category in categories {
             let mut checks = Vec::new();
             for check in category.checks {
                 let Some(outcome) = check.ask(facts) else { continue };
@@ -100,6 +102,16 @@ impl Outcome {
             Some(problem) => format!("{}: {problem}", first.description),
             None => first.description.to_owned(),
         })
+    }
+
+    /// Whether a failure makes all later checks meaningless.
+    pub(super) fn is_fatal(&self) -> bool {
+        self.checks().any(|check| check.is_error() && check.severity == Severity::Fatal)
+    }
+
+    /// Whether a failure needs action, so that no check is asked again.
+    pub(super) fn is_final(&self) -> bool {
+        self.checks().any(|check| check.is_error() && check.severity != Severity::Waits)
     }
 
     pub(super) fn checks(&self) -> impl Iterator<Item = &CheckOutcome> {
@@ -202,6 +214,14 @@ mod tests {
         assert!(outcome(vec![(Severity::Waits, true), (Severity::Warning, true)]).waits_for().is_some());
         assert_eq!(outcome(vec![(Severity::Waits, true), (Severity::Error, true)]).waits_for(), None);
         assert_eq!(outcome(vec![(Severity::Waits, false), (Severity::Warning, true)]).waits_for(), None);
+    }
+
+    #[test]
+    fn what_needs_action_is_final() {
+        assert!(outcome(vec![(Severity::Waits, true), (Severity::Error, true)]).is_final());
+        assert!(!outcome(vec![(Severity::Waits, true), (Severity::Warning, true)]).is_final());
+        assert!(outcome(vec![(Severity::Fatal, true)]).is_fatal());
+        assert!(!outcome(vec![(Severity::Fatal, false), (Severity::Error, true)]).is_fatal());
     }
 
     #[test]

@@ -5,10 +5,52 @@ use std::{collections::BTreeSet, fmt::Write as _, io};
 use weft_k8s_api::printable;
 
 use super::outcome::{CheckOutcome, Outcome, Severity};
+<<<<<<< HEAD
 use crate::output::{
     self, Tone,
     colour::{self, paint_if},
 };
+=======
+use crate::output;
+
+/// Clears the terminal's current line.
+const CLEAR_LINE: &str = "\r\x1b[2K";
+/// Longest progress text: one line of a narrow terminal, since a wrapped line would not be cleared.
+const LINE: usize = 78;
+
+/// Shows on a terminal's standard error what the command waits for; prints nothing elsewhere.
+pub(super) struct Progress {
+    terminal: bool,
+    shown: bool,
+}
+
+impl Progress {
+    pub(super) fn new() -> Self {
+        Self { terminal: io::stderr().is_terminal(), shown: false }
+    }
+
+    /// Shows a text unless another one is shown already.
+    pub(super) fn begin(&mut self, check: &str) {
+        if !self.shown {
+            self.show(check);
+        }
+    }
+
+    pub(super) fn show(&mut self, check: &str) {
+        if self.terminal {
+            let text: String = printable::line(&format!("waiting for: {check}")).chars().take(LINE).collect();
+            let _ = write!(io::stderr(), "{CLEAR_LINE}{text}");
+            self.shown = true;
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        if std::mem::take(&mut self.shown) {
+            let _ = write!(io::stderr(), "{CLEAR_LINE}");
+        }
+    }
+}
+>>>>>>> ad333f5 (cli: judge each category of checks when its facts have arrived)
 
 /// A report that is printed check by check, in the order of the catalogue, while later checks still wait.
 pub(super) struct Report {
@@ -32,10 +74,14 @@ impl Report {
         Self { short, colours, passed: BTreeSet::new(), failed: BTreeSet::new(), category: None }
     }
 
-    /// Prints the checks before the first one that failed, except those that are printed already.
-    pub(super) fn print_settled(&mut self, outcome: &Outcome) -> io::Result<()> {
+    /// Prints the checks before the first one that may still change, except those that are printed already.
+    pub(super) fn print_settled(&mut self, outcome: &Outcome, progress: &mut Progress) -> io::Result<()> {
         let text = self.settled(outcome);
-        if text.is_empty() { Ok(()) } else { output::styled(text.trim_end()) }
+        if text.is_empty() {
+            return Ok(());
+        }
+        progress.clear();
+        output::styled(text.trim_end())
     }
 
     /// Prints the other checks, those that passed before and fail now, and the result.
@@ -44,7 +90,8 @@ impl Report {
     }
 
     fn settled(&mut self, outcome: &Outcome) -> String {
-        let checks = outcome.named_checks().take_while(|(_, check)| !check.is_error());
+        let is_final = outcome.is_final();
+        let checks = outcome.named_checks().take_while(|(_, check)| is_final || !check.is_error());
         checks.map(|(category, check)| self.check(category, check)).collect()
     }
 
@@ -151,6 +198,15 @@ mod tests {
         assert_eq!(report.settled(&round([false, true, false])), "");
         assert_eq!(report.settled(&round([false, false, true])), "√ b\n");
         assert_eq!(report.rest(&round([false, false, false])), "\ntwo\n---\n√ c\n\nStatus check results are √");
+    }
+
+    #[test]
+    fn what_needs_action_is_printed_before_the_last_facts_are_known() {
+        let mut report = Report::with_colours(false, false);
+        let text = report.settled(&outcome());
+        assert!(text.contains("× issuer cert is valid\n"), "{text}");
+        assert_eq!(report.settled(&outcome()), "");
+        assert_eq!(report.rest(&outcome()), "\nStatus check results are ×: 1 check failed");
     }
 
     #[test]

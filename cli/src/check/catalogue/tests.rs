@@ -1,10 +1,13 @@
-//! Tests of all checks together: a healthy cluster, and the documents.
+//! Tests of all checks together: a healthy cluster, what each category needs to know, and the documents.
 
-use std::collections::BTreeSet;
+use serde_json::json;
 
 use super::{
     super::{
-        facts::{Facts, tests::healthy},
+        facts::{
+            ClusterFacts, Facts,
+            tests::{healthy, object},
+        },
         outcome::Outcome,
     },
     *,
@@ -19,7 +22,7 @@ fn a_healthy_cluster_passes_every_check_of_every_mode() {
         if mode == Mode::Pre {
             cluster.config = Ok(None);
         }
-        let outcome = Outcome::of(CATEGORIES, &facts);
+        let outcome = Outcome::of(of(facts.mode), &facts);
         let failed: Vec<_> = outcome.checks().filter(|check| !check.problems.is_empty()).collect();
         assert!(outcome.success && failed.is_empty(), "{mode:?}: {failed:#?}");
     }
@@ -29,7 +32,7 @@ fn a_healthy_cluster_passes_every_check_of_every_mode() {
 fn nothing_is_judged_of_a_cluster_that_does_not_answer() {
     let mut facts = healthy();
     facts.cluster = Err("connection refused".to_owned());
-    let outcome = Outcome::of(CATEGORIES, &facts);
+    let outcome = Outcome::of(of(facts.mode), &facts);
     assert!(!outcome.success);
     let names: Vec<_> = outcome.categories.iter().map(|category| category.category_name).collect();
     assert_eq!(names, ["kubernetes-api"]);
@@ -37,7 +40,7 @@ fn nothing_is_judged_of_a_cluster_that_does_not_answer() {
 
 #[test]
 fn what_may_not_be_read_ends_nothing_and_what_is_not_there_does() {
-    let last = |facts: &Facts| Outcome::of(CATEGORIES, facts).categories.last().unwrap().category_name;
+    let last = |facts: &Facts| Outcome::of(of(facts.mode), facts).categories.last().unwrap().category_name;
     let mut facts = healthy();
     facts.cluster.as_mut().unwrap().namespaces = Err("namespaces is forbidden".to_owned());
     assert_eq!(last(&facts), "weft-events");
@@ -51,12 +54,12 @@ fn only_the_definitions_are_checked_on_request() {
     facts.mode = Mode::Definitions;
     let cluster = facts.cluster.as_mut().unwrap();
     (cluster.namespaces, cluster.config) = (Ok(Vec::new()), Ok(None));
-    let outcome = Outcome::of(CATEGORIES, &facts);
+    let outcome = Outcome::of(of(facts.mode), &facts);
     let names: Vec<_> = outcome.categories.iter().map(|category| category.category_name).collect();
     assert_eq!(names, ["kubernetes-api", "kubernetes-version", "gateway-api-crd", "linkerd-crd"]);
     assert!(outcome.success, "{outcome:#?}");
     facts.cluster.as_mut().unwrap().crds.as_mut().unwrap().remove("servers.policy.linkerd.io");
-    assert!(!Outcome::of(CATEGORIES, &facts).success);
+    assert!(!Outcome::of(of(facts.mode), &facts).success);
 }
 
 #[test]
@@ -65,6 +68,92 @@ fn descriptions_are_unique_within_a_category() {
         let unique: BTreeSet<_> = category.checks.iter().map(|check| check.description).collect();
         assert_eq!(unique.len(), category.checks.len(), "{}", category.name);
     }
+}
+
+/// Wrong in many ways, so that checks look at all that they ever look at.
+fn broken() -> Facts {
+    let mut facts = healthy();
+    facts.expected_version = Some("0.2.0".to_owned());
+    let cluster = facts.cluster.as_mut().unwrap();
+    let values = "controllerReplicas: 3\nclusterNetworks: 192.0.2.0/24\nproxy: {image: {name: localhost/weft-proxy, version: 0.3.0}}\n";
+    cluster.config = Ok(Some(object(json!({"data": {"values": values}}))));
+    cluster.clock_skew = Some(1000);
+    cluster.mesh.nodes.as_mut().unwrap().push(object(json!({"metadata": {"name": "b"}})));
+    let pods = cluster.mesh.control_pods.as_mut().unwrap();
+    pods[0].status = Some(object(json!({"phase": "Running"})));
+    pods.push(object(
+        json!({"metadata": {"name": "linkerd-destination-1", "namespace": "linkerd"}, "status": {"phase": "Pending"}}),
+    ));
+    for name in ["weft-agent-1", "linkerd-destination-1", "viz-1"] {
+        cluster.container_messages.insert(format!("linkerd/{name}"), vec!["container x: not ready: x".to_owned()]);
+    }
+    let event = |kind: &str, name: &str, reason: &str| {
+        object(
+            json!({"metadata": {}, "involvedObject": {"kind": kind, "name": name, "namespace": "linkerd"}, "type": "Warning",
+            "reason": reason, "message": reason, "reportingComponent": "weft.io/agent", "lastTimestamp": "2100-01-01T00:00:00Z"}),
+        )
+    };
+    cluster.events =
+        Ok(vec![event("DaemonSet", "weft-agent", "FailedCreate"), event("Node", "a", "WeftAgentUnsupported")]);
+    cluster.viz = Ok((
+        vec![object(
+            json!({"metadata": {"name": "weft-viz", "namespace": "linkerd"}, "spec": {"selector": {}, "template": {}}}),
+        )],
+        vec![object(json!({"metadata": {"name": "viz-1", "namespace": "linkerd"}, "status": {"phase": "Pending"}}))],
+    ));
+    cluster.webhooks.values_mut().for_each(|webhook| webhook.endpoints = Ok(0));
+    facts
+}
+
+/// Takes over what a part has found.
+fn take(part: Part, from: &ClusterFacts, to: &mut ClusterFacts) {
+    let from = from.clone();
+    match part {
+        Part::Definitions => to.crds = from.crds,
+        Part::Access => (to.access, to.clock_skew) = (from.access, from.clock_skew),
+        Part::Settings => {
+            (to.namespaces, to.config, to.trust_roots, to.issuer) =
+                (from.namespaces, from.config, from.trust_roots, from.issuer);
+        }
+        Part::Inventory => {
+            (to.cluster_roles, to.cluster_role_bindings) = (from.cluster_roles, from.cluster_role_bindings);
+            (to.service_accounts, to.services) = (from.service_accounts, from.services);
+        }
+        Part::Webhooks => to.webhooks = from.webhooks,
+        Part::Workloads => (to.workloads, to.pods) = (from.workloads, from.pods),
+        Part::Events => to.events = from.events,
+        Part::Mesh => (to.mesh, to.container_messages) = (from.mesh, from.container_messages),
+        Part::Component => (to.viz, to.viz_answer) = (from.viz, from.viz_answer),
+        Part::Objects => to.objects = from.objects,
+    }
+}
+
+/// A category is judged as soon as what it needs is known.
+#[test]
+fn what_a_category_does_not_need_does_not_change_its_checks() {
+    for (whole, category) in [healthy(), broken()].iter().flat_map(|facts| CATEGORIES.iter().map(move |it| (facts, it)))
+    {
+        let known = whole.cluster.as_ref().unwrap();
+        let mut facts = whole.clone();
+        let mut partial = ClusterFacts::unasked(known.version.clone(), &whole.namespace);
+        category.needs.iter().for_each(|part| take(*part, known, &mut partial));
+        facts.cluster = Ok(Box::new(partial));
+        for mode in [Mode::Pre, Mode::Definitions, Mode::Installed, Mode::Proxy, Mode::Viz] {
+            let judge = |facts: &Facts| {
+                let facts = Facts { mode, ..facts.clone() };
+                let applying = [category].into_iter().filter(|category| (category.applies)(mode));
+                serde_json::to_value(Outcome::of(applying, &facts)).unwrap()
+            };
+            assert_eq!(judge(&facts), judge(whole), "{mode:?}: {} needs more than it names", category.name);
+        }
+    }
+}
+
+/// A scope asks for nothing that none of its categories needs.
+#[test]
+fn the_definitions_need_one_request() {
+    assert_eq!(needs(Mode::Definitions), BTreeSet::from([Part::Definitions]));
+    assert!(!needs(Mode::Installed).contains(&Part::Access));
 }
 
 #[test]
