@@ -34,6 +34,8 @@ mod output;
 mod pod_network;
 mod problem;
 mod profile;
+#[cfg(all(test, target_os = "linux"))]
+mod reference;
 mod resource;
 mod sandbox;
 mod status;
