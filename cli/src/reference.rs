@@ -123,7 +123,7 @@ fn visible(command: &Command) -> impl Iterator<Item = &Command> {
 fn groups(command: &Command) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     let options = command.get_arguments().filter(|arg| !arg.is_positional());
-    let mut options: Vec<&Arg> = options.filter(|arg| !arg.is_hide_set() && !is_builtin(arg)).collect();
+    let mut options: Vec<&Arg> = options.filter(|arg| !arg.is_hide_set() && !is_builtin(command, arg)).collect();
     options.sort_by_key(|arg| arg.get_help_heading().is_some());
     for arg in options {
         let heading = arg.get_help_heading().unwrap_or_default();
@@ -135,9 +135,9 @@ fn groups(command: &Command) -> Vec<Group> {
     groups
 }
 
-/// What every command has.
-fn is_builtin(arg: &Arg) -> bool {
-    matches!(arg.get_id().as_str(), "help" | "version")
+/// What every command has. Global options are among those of `weft` itself.
+fn is_builtin(command: &Command, arg: &Arg) -> bool {
+    matches!(arg.get_id().as_str(), "help" | "version") || (arg.is_global_set() && full_name(command).contains(' '))
 }
 
 fn takes(arg: &Arg) -> bool {
@@ -231,7 +231,7 @@ fn everything_that_help_shows_is_in_the_reference() {
     walk(&root, &mut |command| {
         let name = full_name(command);
         assert!(text.contains(&format!("\n## {name}\n")), "{name}");
-        for arg in command.get_arguments().filter(|arg| !arg.is_hide_set() && !is_builtin(arg)) {
+        for arg in command.get_arguments().filter(|arg| !arg.is_hide_set() && !is_builtin(command, arg)) {
             assert!(text.contains(&row(arg)), "{name}: {}", arg.get_id());
         }
     });

@@ -445,7 +445,10 @@ mod tests {
     };
 
     use super::*;
-    use crate::check::{facts::tests::object, round, view::Progress};
+    use crate::{
+        check::{facts::tests::object, round},
+        output::progress::Progress,
+    };
 
     /// The scope of an API server that answers about its version and custom resource definitions, and leaves all
     /// other requests open.

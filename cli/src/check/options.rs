@@ -64,7 +64,7 @@ struct CommonArgs {
     /// How long to wait for conditions that may still become true
     #[arg(long, value_name = "TIME", default_value = "300s", value_parser = output::duration)]
     wait: Duration,
-    /// Output format: json is Linkerd's, {success, categories}
+    /// Output format: json and yaml are Linkerd's, {success, categories}
     #[arg(short, long, value_enum, default_value = "table")]
     output: Format,
     /// Print every request to the API server on standard error
@@ -95,6 +95,8 @@ pub(super) enum Format {
     Short,
     /// For programs
     Json,
+    /// For programs, and people who read all of it
+    Yaml,
 }
 
 /// What to check, for how long, and how to print it.

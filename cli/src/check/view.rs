@@ -5,52 +5,11 @@ use std::{collections::BTreeSet, fmt::Write as _, io};
 use weft_k8s_api::printable;
 
 use super::outcome::{CheckOutcome, Outcome, Severity};
-<<<<<<< HEAD
 use crate::output::{
     self, Tone,
     colour::{self, paint_if},
+    progress::Progress,
 };
-=======
-use crate::output;
-
-/// Clears the terminal's current line.
-const CLEAR_LINE: &str = "\r\x1b[2K";
-/// Longest progress text: one line of a narrow terminal, since a wrapped line would not be cleared.
-const LINE: usize = 78;
-
-/// Shows on a terminal's standard error what the command waits for; prints nothing elsewhere.
-pub(super) struct Progress {
-    terminal: bool,
-    shown: bool,
-}
-
-impl Progress {
-    pub(super) fn new() -> Self {
-        Self { terminal: io::stderr().is_terminal(), shown: false }
-    }
-
-    /// Shows a text unless another one is shown already.
-    pub(super) fn begin(&mut self, check: &str) {
-        if !self.shown {
-            self.show(check);
-        }
-    }
-
-    pub(super) fn show(&mut self, check: &str) {
-        if self.terminal {
-            let text: String = printable::line(&format!("waiting for: {check}")).chars().take(LINE).collect();
-            let _ = write!(io::stderr(), "{CLEAR_LINE}{text}");
-            self.shown = true;
-        }
-    }
-
-    pub(super) fn clear(&mut self) {
-        if std::mem::take(&mut self.shown) {
-            let _ = write!(io::stderr(), "{CLEAR_LINE}");
-        }
-    }
-}
->>>>>>> ad333f5 (cli: judge each category of checks when its facts have arrived)
 
 /// A report that is printed check by check, in the order of the catalogue, while later checks still wait.
 pub(super) struct Report {
@@ -75,7 +34,7 @@ impl Report {
     }
 
     /// Prints the checks before the first one that may still change, except those that are printed already.
-    pub(super) fn print_settled(&mut self, outcome: &Outcome, progress: &mut Progress) -> io::Result<()> {
+    pub(super) fn print_settled(&mut self, outcome: &Outcome, progress: &mut Progress<io::Stderr>) -> io::Result<()> {
         let text = self.settled(outcome);
         if text.is_empty() {
             return Ok(());
