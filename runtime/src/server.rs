@@ -372,6 +372,9 @@ where
         };
         let mut response = answering.await;
         exchange.answered();
+        if !response.status().is_client_error() {
+            exchange.has_use();
+        }
         if http1 && draining.is_signaled() {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }

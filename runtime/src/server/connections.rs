@@ -1,10 +1,11 @@
 //! The connections of one listener, and which of them is closed when there are too many.
 //!
 //! A new connection never waits. When its source has as many as one may have, it replaces another of the source; when the
-//! listener is full, it replaces one of the source that has most. Candidates are, in this order: connections whose request has not arrived yet or that have none, of these
-//! the ones that never finished a request, of these the one that has waited longest. So a flood of silent connections
-//! displaces itself, and a client with earlier requests, such as an API server between two reviews, keeps its
-//! connection. A connection that is being answered is closed only if the listener is full and its source has more than its
+//! listener is full, it replaces one of the source that has most. Candidates are, in this order: connections whose request
+//! has not arrived yet or that have none, of these the ones that never had an answer other than an error of the client's,
+//! of these the ones that never finished a request, of these the one that has waited longest. So a flood of silent
+//! connections, or of requests that are refused, displaces itself, and a client with earlier requests, such as an API
+//! server between two reviews, keeps its connection. A connection that is being answered is closed only if the listener is full and its source has more than its
 //! share. A source has also a bound on the requests that are being answered, whichever connections they are on.
 //!
 //! All clients behind the pod's own sidecar count as one source, the sidecar; it has no bounds but the listener's.
@@ -76,6 +77,8 @@ struct Entry {
     since: Instant,
     /// Whether a request has ended.
     served: bool,
+    /// Whether one was answered with something else than an error of the client's.
+    useful: bool,
     /// Requests whose bodies have not ended.
     receiving: BTreeMap<u64, Begun>,
     /// Requests that are being answered, and when they began.
@@ -138,6 +141,8 @@ pub(super) struct Exchange {
     held: AtomicUsize,
     /// Whether the source had too many requests already.
     excess: bool,
+    /// Whether the answer is something else than an error of the client's.
+    useful: AtomicBool,
     stage: parking_lot::Mutex<Stage>,
 }
 
@@ -178,6 +183,7 @@ impl Connections {
             source,
             since: Instant::now(),
             served: false,
+            useful: false,
             receiving: BTreeMap::new(),
             answering: BTreeMap::new(),
             held: 0,
@@ -254,7 +260,7 @@ impl Entry {
 
     /// Of two connections of a source, the greater one is missed less.
     fn rank(&self, id: u64) -> impl Ord + use<> {
-        (self.is_spare(), !self.served, Reverse(self.since), Reverse(id))
+        (self.is_spare(), !self.useful, !self.served, Reverse(self.since), Reverse(id))
     }
 
     /// How long the connection may stay unless something happens, and why not longer. What a peer has to do in time counts
@@ -394,7 +400,8 @@ impl Handle {
         self.clock.request_arrived();
         self.connections.gate.lock().waits(self.member);
         let stage = parking_lot::Mutex::new(Stage::Untaken);
-        Exchange { handle: self.clone(), id, held: AtomicUsize::new(0), excess, stage }
+        let (held, useful) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Exchange { handle: self.clone(), id, held, excess, useful, stage }
     }
 }
 
@@ -429,6 +436,11 @@ impl Exchange {
     /// Records that more of the body has arrived.
     pub(super) fn arrived(&self) {
         self.enter(Stage::Untaken);
+    }
+
+    /// Records that the answer is something else than an error of the client's.
+    pub(super) fn has_use(&self) {
+        self.useful.store(true, Ordering::Relaxed);
     }
 
     /// Records that the answer begins, and releases the body's bytes.
@@ -495,6 +507,7 @@ impl Drop for Exchange {
         if let Some(entry) = table.open.get_mut(&self.handle.id) {
             let (received, answered) = (entry.receiving.remove(&self.id), entry.answering.remove(&self.id));
             entry.served = true;
+            entry.useful |= self.useful.load(Ordering::Relaxed);
             entry.since = Instant::now();
             if let Some(source) = table.sources.get_mut(&entry.source.addr)
                 && (received.is_some() || answered.is_some())

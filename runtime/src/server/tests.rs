@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use http::Method;
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http2::SendRequest;
 use tokio::{
@@ -21,17 +22,23 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// For every deadline that a test waits for.
 const SHORT: Duration = Duration::from_millis(200);
 const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+const REFUSED: &[u8] = b"DELETE / HTTP/1.1\r\nhost: x\r\n\r\n";
 
-/// Serves the length of the request's body; returns the address and the drain.
+/// Serves the length of the request's body, and refuses to delete; returns the address and the drain.
 async fn start(limits: Limits) -> (SocketAddr, Drain) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     let (drain, watch) = Drain::new();
     let service = |request: Request<RequestBody>, _| async {
-        match request.into_body().collect().await {
+        let refused = request.method() == Method::DELETE;
+        let mut response = match request.into_body().collect().await {
             Ok(body) => Response::new(Full::new(Bytes::from(format!("{} bytes", body.to_bytes().len())))),
             Err(error) => Response::new(Full::new(Bytes::from(error.to_string()))),
+        };
+        if refused {
+            *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
         }
+        response
     };
     tokio::spawn(Server::new("test", limits, watch).serve(listener, service));
     (addr, drain)
@@ -66,6 +73,7 @@ async fn two_thousand_connections_without_a_request_keep_nobody_out() {
         ("half a head", b"POST / HTTP/1.1\r\nhost: x\r\n"),
         ("no body", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nx"),
         ("HTTP/2 without a request", PREFACE),
+        ("after a request that was refused", REFUSED),
         ("after a request", GET),
     ] {
         let (addr, _drain) = start(Limits { connections: 100, ..Limits::WEBHOOK }).await;

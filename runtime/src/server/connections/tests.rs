@@ -51,6 +51,22 @@ async fn a_newcomer_replaces_the_connection_that_is_missed_least() {
     assert!(!is_open(&asked_before) && is_open(&last) && is_open(&next), "the longest idle goes");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_connection_whose_requests_were_refused_goes_before_an_older_one_that_was_of_use() {
+    let connections = full_at(2);
+    let api_server = connections.admit(API_SERVER).unwrap();
+    let review = api_server.handle().begin();
+    review.received();
+    review.has_use();
+    drop(review);
+    tokio::time::advance(Duration::from_secs(1)).await;
+    // From the same address, as all clients behind the sidecar are.
+    let refused = connections.admit(API_SERVER).unwrap();
+    served(&refused);
+    let newcomer = connections.admit(API_SERVER).unwrap();
+    assert!(is_open(&api_server) && !is_open(&refused) && is_open(&newcomer));
+}
+
 #[tokio::test]
 async fn the_source_with_most_connections_loses_one() {
     let connections = full_at(4);
