@@ -6,7 +6,10 @@ use std::{
     convert::Infallible,
     future::poll_fn,
     pin::pin,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::Poll,
     time::Duration,
 };
@@ -145,7 +148,8 @@ where
             }
             let (stream, uncork) = cork(stream);
             // Boxed for the same reason as above.
-            let service = service_fn(move |request| Box::pin(answer(request)));
+            let has_reset = Arc::<AtomicBool>::default();
+            let service = service_fn(move |request| Box::pin(unless_reset(answer(request), Arc::clone(&has_reset))));
             let mut server = pin!(builder.serve_connection(TokioIo::new(stream), service));
             let aged = async {
                 match http2.max_connection_age {
@@ -161,6 +165,38 @@ where
             }
             server.as_mut().graceful_shutdown();
             uncork.drive(server).await
+        }
+    }
+}
+
+/// Answers a request of HTTP/2 on a connection whose client may have reset a stream before its answer. It may do so again, at
+/// once, and hyper looks for a reset only when it has polled the answer. So from the first reset on, each answer lets hyper
+/// look before it begins, and a stream that is reset already costs the application nothing.
+async fn unless_reset<F: Future>(answer: F, has_reset: Arc<AtomicBool>) -> F::Output {
+    if has_reset.load(Ordering::Relaxed) {
+        let mut has_looked = false;
+        let look = poll_fn(|cx| {
+            if std::mem::replace(&mut has_looked, true) {
+                return Poll::Ready(());
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        });
+        look.await;
+    }
+    let mut unanswered = Unanswered(Some(has_reset));
+    let answer = answer.await;
+    unanswered.0 = None;
+    answer
+}
+
+/// An answer that is dropped before it is there: the client reset its stream, or is gone.
+struct Unanswered(Option<Arc<AtomicBool>>);
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        if let Some(has_reset) = &self.0 {
+            has_reset.store(true, Ordering::Relaxed);
         }
     }
 }

@@ -1,6 +1,9 @@
 //! How requests and connections end: drains, limits of requests in flight, resets, pings, an application that accepts nobody.
 
-use std::convert::Infallible;
+use std::{
+    convert::Infallible,
+    sync::atomic::{AtomicU32, Ordering},
+};
 
 use ::h2::Reason;
 use ::http::Response;
@@ -11,7 +14,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use super::{metrics::scrape, *};
 use crate::{
     config::{Keepalive, SocketConfig},
-    http::frames::{frame, head, preface},
+    http::frames::{canceled, frame, head, preface, stream},
     listen,
 };
 
@@ -102,6 +105,52 @@ async fn a_drain_says_goaway_and_lets_http2_requests_finish() {
     assert!(goaways > 0, "none says that no more requests are taken");
     assert_eq!(body, b"end");
     assert!(drained.await.unwrap());
+}
+
+/// A flood of requests that their client resets at once (CVE-2023-44487) must not become a flood at the application.
+#[tokio::test]
+async fn streams_that_are_reset_at_once_cost_the_application_nothing() {
+    const BATCHES: u32 = 20;
+    const RESETS: u32 = 10;
+    let (connections, requests) = (Arc::<AtomicU32>::default(), Arc::<AtomicU32>::default());
+    let (connected, requested) = (Arc::clone(&connections), Arc::clone(&requests));
+    let app = serve_each(move |stream| {
+        connected.fetch_add(1, Ordering::Relaxed);
+        let requested = Arc::clone(&requested);
+        let service = service_fn(move |request: Request<Incoming>| {
+            if request.uri().path() == "/reset" {
+                requested.fetch_add(1, Ordering::Relaxed);
+            }
+            std::future::ready(Ok::<_, Infallible>(Response::new(Full::<Bytes>::default())))
+        });
+        async move {
+            let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+            let _ = builder.serve_connection(TokioIo::new(stream), service).await;
+        }
+    });
+    let world = World::new(app.await).await;
+    let mut client = world.connect(Via::Plain, Some(ELSEWHERE)).await;
+    client.write_all(&preface()).await.unwrap();
+    for batch in 0..BATCHES {
+        let first = batch * (RESETS + 1);
+        let mut frames: Vec<u8> = (first..first + RESETS).flat_map(|n| canceled(n, "/reset")).collect();
+        let whole = stream(first + RESETS);
+        frames.extend(frame(HEADERS, WHOLE, whole, &head(0x82, "/")));
+        client.write_all(&frames).await.unwrap();
+        let answered = async {
+            while let Some(received) = next_frame(&mut client).await {
+                assert_ne!(received.kind, GOAWAY, "{:?}", received.payload);
+                if (received.kind, received.stream) == (HEADERS, whole) {
+                    return;
+                }
+            }
+            panic!("the connection was closed");
+        };
+        tokio::time::timeout(DEADLINE, answered).await.expect("another stream is answered");
+    }
+    // What had begun before the first reset.
+    let (connections, requests) = (connections.load(Ordering::Relaxed), requests.load(Ordering::Relaxed));
+    assert!(connections <= 3 && requests <= 1, "{connections} connections, {requests} requests");
 }
 
 #[tokio::test]
