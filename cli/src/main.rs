@@ -197,9 +197,9 @@ fn execute(command: Command) -> Result<ExitCode> {
             janitor::run(&name).with_context(|| format!("clean up after sandbox {name}"))?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Sandbox(args) => runtime()?.block_on(sandbox::execute(args)),
+        Command::Sandbox(args) => wait(|| sandbox::execute(args))?,
         Command::Trace(args) => {
-            runtime()?.block_on(trace::execute(args))?;
+            wait(|| trace::execute(args))??;
             Ok(ExitCode::SUCCESS)
         }
         Command::Stat(args) => metrics(viz::Verb::Stat(args)),
@@ -210,35 +210,35 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Top(args) => metrics(viz::Verb::Top(args)),
         Command::Tap(args) => metrics(viz::Verb::Tap(args)),
         Command::Explain(args) => {
-            runtime()?.block_on(explain::execute(args))?;
+            wait(|| explain::execute(args))??;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Check(args) => runtime()?.block_on(check::execute(args)),
+        Command::Check(args) => wait(|| check::execute(args))?,
         Command::Status(args) => {
-            runtime()?.block_on(status::execute(args))?;
+            wait(|| status::execute(args))??;
             Ok(ExitCode::SUCCESS)
         }
         Command::Dashboard(args) => {
-            runtime()?.block_on(dashboard::execute(args))?;
+            wait(|| dashboard::execute(args))??;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Inject(args) => runtime()?.block_on(inject::inject(*args)),
-        Command::Uninject(args) => runtime()?.block_on(inject::uninject(args)),
-        Command::Diagnostics(args) => runtime()?.block_on(diagnostics::execute(args)),
-        Command::Identity(args) => runtime()?.block_on(identity::execute(args)),
+        Command::Inject(args) => wait(|| inject::inject(*args))?,
+        Command::Uninject(args) => wait(|| inject::uninject(args))?,
+        Command::Diagnostics(args) => wait(|| diagnostics::execute(args))?,
+        Command::Identity(args) => wait(|| identity::execute(args))?,
         Command::Authz(args) => {
-            runtime()?.block_on(authz::execute(args))?;
+            wait(|| authz::execute(args))??;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Profile(args) => runtime()?.block_on(profile::execute(args)),
-        Command::Install(args) => runtime()?.block_on(install::install(args)),
-        Command::Upgrade(args) => runtime()?.block_on(install::upgrade(args)),
-        Command::Uninstall(args) => runtime()?.block_on(install::uninstall(args)),
-        Command::Prune(args) => runtime()?.block_on(install::prune(args)),
-        Command::Viz(args) => runtime()?.block_on(install::viz::execute(args)),
+        Command::Profile(args) => wait(|| profile::execute(args))?,
+        Command::Install(args) => wait(|| install::install(args))?,
+        Command::Upgrade(args) => wait(|| install::upgrade(args))?,
+        Command::Uninstall(args) => wait(|| install::uninstall(args))?,
+        Command::Prune(args) => wait(|| install::prune(args))?,
+        Command::Viz(args) => wait(|| install::viz::execute(args))?,
         Command::Absent(command) => Ok(command.refuse()),
         Command::Version(args) => {
-            runtime()?.block_on(version::execute(&args))?;
+            wait(|| version::execute(&args))??;
             Ok(ExitCode::SUCCESS)
         }
         Command::Man { directory } => {
@@ -256,7 +256,7 @@ fn execute(command: Command) -> Result<ExitCode> {
 }
 
 fn metrics(verb: viz::Verb) -> Result<ExitCode> {
-    runtime()?.block_on(viz::execute(verb))?;
+    wait(|| viz::execute(verb))??;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -268,8 +268,12 @@ fn sandbox_init(spec_file: &std::path::Path) -> ExitCode {
     ExitCode::from(error.exit_code())
 }
 
-fn runtime() -> Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().context("start tokio")
+/// Runs a command. Its future is made here, in a frame of its own: in a frame of all of them they would not fit on a thread's
+/// stack in a debug build.
+#[inline(never)]
+fn wait<F: Future>(command: impl FnOnce() -> F) -> Result<F::Output> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    Ok(runtime.context("start tokio")?.block_on(command()))
 }
 
 #[cfg(test)]

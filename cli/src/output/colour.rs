@@ -14,7 +14,7 @@ use clap::{
     ValueEnum,
     builder::styling::{AnsiColor, Style},
 };
-use comfy_table::{Cell, Table};
+use comfy_table::{Cell, Row, Table};
 use weft_k8s_api::printable;
 
 /// Blanks between columns, after the longest cell.
@@ -123,7 +123,7 @@ pub(super) fn table(table: &Table, colours: bool) -> String {
     if !colours {
         return printable::lines(&text).into_owned();
     }
-    let names = table.header().into_iter().flat_map(|row| row.cell_iter()).map(Cell::content);
+    let names = table.header().into_iter().flat_map(Row::cell_iter).map(Cell::content);
     let mut columns = Vec::new();
     let mut start = 0;
     for (name, width) in names.zip(table.column_max_content_widths()) {
