@@ -1,10 +1,12 @@
 //! Limits of clients: the time for a request's head, streams, and what they may cancel.
 
-use std::convert::Infallible;
+use std::{
+    convert::Infallible,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use http_body_util::StreamBody;
 use hyper::body::Frame;
-use tokio::sync::mpsc;
 
 use super::*;
 use crate::http::frames::{canceled, frame, head, preface, stream};
@@ -90,51 +92,54 @@ async fn http2_requests_beyond_the_limit_of_a_connection_to_the_application_get_
     }
 }
 
-/// An application of HTTP/2 that says when a request for `/unread` is there and reads nothing of it, and echoes others.
-async fn unreading_app() -> (SocketAddr, mpsc::UnboundedReceiver<()>) {
-    let (begun, begins) = mpsc::unbounded_channel();
-    let addr = serve_each(move |stream| {
-        let begun = begun.clone();
-        let service = service_fn(move |request: Request<Incoming>| {
-            let begun = begun.clone();
-            async move {
-                if request.uri().path() == "/unread" {
-                    begun.send(()).unwrap();
-                    let _held = request;
-                    return std::future::pending().await;
-                }
-                Ok::<_, Infallible>(::http::Response::new(request.into_body()))
+/// The window of a stream, of the proxy's and of the application's connections.
+const STREAM_WINDOW: u32 = 65_535;
+
+/// An application of HTTP/2 that reads nothing of requests for `/unread`, and echoes others.
+async fn unreading_app() -> SocketAddr {
+    serve_each(|stream| {
+        let service = service_fn(|request: Request<Incoming>| async move {
+            if request.uri().path() == "/unread" {
+                let _held = request;
+                return std::future::pending().await;
             }
+            Ok::<_, Infallible>(::http::Response::new(request.into_body()))
         });
         let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
         // What the application's own windows stall is not the proxy's doing.
-        builder.initial_connection_window_size(1 << 30);
+        builder.initial_stream_window_size(STREAM_WINDOW).initial_connection_window_size(1 << 30);
         builder.serve_connection(TokioIo::new(stream), service)
-    });
-    (addr.await, begins)
+    })
+    .await
 }
 
 #[tokio::test]
 async fn uploads_that_nobody_reads_leave_room_for_others_on_their_connection() {
     // The window of a connection is that of 256 streams. What comes beyond has to have no body.
-    for (uploads, body) in [(200, "some body"), (300, "")] {
-        let (app, mut begins) = unreading_app().await;
-        let world = World::new(app).await;
+    let (window, stream) = (16 << 20, STREAM_WINDOW as usize);
+    for (uploads, body, stalled) in [
+        // The application and the proxy hold a window of each.
+        (200, "some body", 2 * 200 * stream),
+        // The application holds one of each upload that has its share of the proxy's.
+        (300, "", window + 257 * stream),
+    ] {
+        let world = World::new(unreading_app().await).await;
         let direct = world.connect(Via::Direct(Some(SessionProtocol::Http2)), Some(ELSEWHERE)).await;
         let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(direct)).await;
         let (mut sender, connection) = handshake.unwrap();
         tokio::spawn(connection);
-        let mut open = tokio::task::JoinSet::new();
+        let (sent, mut open) = (Arc::<AtomicUsize>::default(), tokio::task::JoinSet::new());
         for _ in 0..uploads {
-            let endless = || Ok::<_, Infallible>(Frame::data(Bytes::from_static(&[0; 16_384])));
-            let endless = StreamBody::new(futures::stream::repeat_with(endless));
-            let request = Request::post("http://web.demo/unread").body(BodyExt::boxed(endless)).unwrap();
+            let sent = Arc::clone(&sent);
+            let endless = futures::stream::repeat_with(move || {
+                sent.fetch_add(16_384, Ordering::Relaxed);
+                Ok::<_, Infallible>(Frame::data(Bytes::from_static(&[0; 16_384])))
+            });
+            let request = Request::post("http://web.demo/unread").body(BodyExt::boxed(StreamBody::new(endless)));
             let mut sender = sender.clone();
-            open.spawn(async move { sender.send_request(request).await });
+            open.spawn(async move { sender.send_request(request.unwrap()).await });
         }
-        for _ in 0..uploads {
-            begins.recv().await.unwrap();
-        }
+        crate::testing::eventually("the uploads stall", || sent.load(Ordering::Relaxed) >= stalled).await;
         let request = Request::post("http://web.demo/").body(BodyExt::boxed(Full::from(body))).unwrap();
         let answered = tokio::time::timeout(Duration::from_secs(20), async {
             sender.send_request(request).await.unwrap().into_body().collect().await.unwrap().to_bytes()

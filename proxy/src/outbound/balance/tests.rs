@@ -136,7 +136,7 @@ async fn a_probe_that_fails_on_this_side_leaves_the_endpoint_to_the_next_connect
     let endpoint = balanced();
     endpoint.untried();
     assert_eq!(endpoint.backs_off_until(Instant::now()), None);
-    endpoint.failed();
+    endpoint.failed(&refused());
     let rest = endpoint.backs_off_until(Instant::now()).unwrap();
     endpoint.untried();
     assert_eq!(endpoint.backs_off_until(Instant::now()), Some(rest), "a connection that began before has no say");
@@ -149,7 +149,7 @@ async fn a_probe_that_fails_on_this_side_leaves_the_endpoint_to_the_next_connect
     assert_eq!(endpoint.backs_off_until(Instant::now()), None);
     endpoint.picked(Instant::now());
     assert!(endpoint.backs_off_until(Instant::now()).is_some(), "one at a time");
-    endpoint.failed();
+    endpoint.failed(&refused());
     let longer = endpoint.backs_off_until(Instant::now()).unwrap();
     assert!(longer >= Instant::now() + Duration::from_millis(200), "it was never reached");
 }
