@@ -31,7 +31,8 @@ pub(super) fn installs_injects_and_removes(world: &mut World) {
 
     world.cluster.kubectl(&["create", "namespace", NAMESPACE]).unwrap();
     start(world, "server", &[]);
-    start(world, "opaque", &["--opaque-ports", &workloads::PORT.to_string()]);
+    // Of the Service, and of its pods.
+    start(world, "opaque", &["--opaque-ports", &format!("80,{}", workloads::PORT)]);
     start(world, "client", &[]);
     start(world, "around", &["--skip-outbound-ports", "80"]);
     for name in ["server", "opaque", "client", "around"] {
