@@ -102,7 +102,7 @@ fn result(outcome: &Outcome, colours: bool) -> String {
             checks(failed)
         );
         if let Some(cause) = cause(outcome) {
-            let _ = write!(text, "\nBegin with \"{}\": others may follow from it", cause.description);
+            let _ = write!(text, "\nStart with \"{}\": it may be the cause of others", cause.description);
         }
     }
     text
@@ -216,7 +216,8 @@ mod tests {
         let waits = CheckOutcome { description, anchor, severity: Severity::Waits, problems: waits };
         outcome.categories[0].checks.insert(0, waits);
         assert!(
-            text(&outcome, false, false).ends_with("Begin with \"issuer cert is valid\": others may follow from it")
+            text(&outcome, false, false)
+                .ends_with("Start with \"issuer cert is valid\": it may be the cause of others")
         );
     }
 
