@@ -5,7 +5,7 @@ mod timer;
 use std::{
     convert::Infallible,
     future::poll_fn,
-    pin::pin,
+    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -149,7 +149,7 @@ where
             let (stream, uncork) = cork(stream);
             // Boxed for the same reason as above.
             let has_reset = Arc::<AtomicBool>::default();
-            let service = service_fn(move |request| Box::pin(unless_reset(answer(request), Arc::clone(&has_reset))));
+            let service = service_fn(move |request| unless_reset(Box::pin(answer(request)), Arc::clone(&has_reset)));
             let mut server = pin!(builder.serve_connection(TokioIo::new(stream), service));
             let aged = async {
                 match http2.max_connection_age {
@@ -171,8 +171,9 @@ where
 
 /// Answers a request of HTTP/2 on a connection whose client may have reset a stream before its answer. It may do so again, at
 /// once, and hyper looks for a reset only when it has polled the answer. So from the first reset on, each answer lets hyper
-/// look before it begins, and a stream that is reset already costs the application nothing.
-async fn unless_reset<F: Future>(answer: F, has_reset: Arc<AtomicBool>) -> F::Output {
+/// look before it begins, and a stream that is reset already costs the application nothing. The answer is on the heap, because an
+/// asynchronous function has room twice for what it is given and awaits.
+async fn unless_reset<F: Future>(answer: Pin<Box<F>>, has_reset: Arc<AtomicBool>) -> F::Output {
     if has_reset.load(Ordering::Relaxed) {
         let mut has_looked = false;
         let look = poll_fn(|cx| {
