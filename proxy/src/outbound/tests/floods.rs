@@ -242,15 +242,7 @@ impl Flood {
         raise_limit().unwrap();
         let app = target().await;
         let proxy = Proxy::start(app, Control::default()).await;
-        let addr = if side == "outbound" {
-            proxy.addr
-        } else {
-            let port = testing::serve_port(Arc::clone(&proxy.shared), app).await;
-            SocketAddr::from(([127, 0, 0, 1], port))
-        };
-        for _ in 0..10 {
-            small(addr).await;
-        }
+        let addr = serve_side(&proxy, app, side).await;
         let before = resident();
         let (answers, answered) = watch::channel(0);
         let others = tokio::spawn(async move {
@@ -278,6 +270,20 @@ impl Flood {
 #[expect(clippy::print_stderr, reason = "another process reads it, and the documents state what is measured here")]
 fn tell(text: &str) {
     eprintln!("{text}");
+}
+
+/// Where one side of the proxy is to be flooded. It has answered some requests, so that what it then grows by is the flood's.
+async fn serve_side(proxy: &Proxy, app: SocketAddr, side: &str) -> SocketAddr {
+    let addr = if side == "outbound" {
+        proxy.addr
+    } else {
+        let port = testing::serve_port(Arc::clone(&proxy.shared), app).await;
+        SocketAddr::from(([127, 0, 0, 1], port))
+    };
+    for _ in 0..10 {
+        small(addr).await;
+    }
+    addr
 }
 
 /// A request of another client, answered in time.

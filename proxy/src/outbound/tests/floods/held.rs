@@ -64,15 +64,7 @@ impl Held {
             config.inbound.detect_timeout = 4 * PATIENCE;
         };
         let proxy = Proxy::start_with(app, control, patient, true).await;
-        let addr = if side == "outbound" {
-            proxy.addr
-        } else {
-            let port = testing::serve_port(Arc::clone(&proxy.shared), app).await;
-            SocketAddr::from(([127, 0, 0, 1], port))
-        };
-        for _ in 0..10 {
-            small(addr).await;
-        }
+        let addr = serve_side(&proxy, app, side).await;
         let before = resident();
         let test = format!("outbound::tests::floods::held::{TEST}");
         let mut clients = tokio::process::Command::from(alone(&test, &format!("{index} clients {addr}")));
