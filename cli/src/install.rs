@@ -305,7 +305,7 @@ fn gateway_api(known: &BTreeMap<String, Definition>) -> Option<String> {
         return None;
     }
     Some(format!(
-        "these definitions of the Gateway API stay, because others than Weft may use them by now. Where nobody does, this removes \
+        "these definitions of the Gateway API stay, because others than Weft may use them by now. Where nothing else does, this removes \
          them, and every object of theirs: kubectl delete crd {}",
         names.join(" ")
     ))

@@ -40,7 +40,7 @@ impl<W: Write> Progress<W> {
     pub(crate) fn show(&mut self, what: &str) {
         let Some(terminal) = &mut self.terminal else { return };
         let text: String = printable::line(&format!("waiting for: {what}")).chars().take(LINE).collect();
-        // If nobody reads it, that is not a failure.
+        // A closed terminal is no failure of the command.
         let _ = write!(terminal, "{CLEAR_LINE}{text}").and_then(|()| terminal.flush());
         self.shown = true;
         SHOWN.store(true, Ordering::Relaxed);

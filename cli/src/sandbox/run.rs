@@ -86,7 +86,7 @@ async fn detached(config: &Config, format: Format) -> Result<ExitCode> {
         }
         Some(Ok(state)) => {
             print_ready(&state, format)?;
-            // The daemon's log has them too, but nobody looks at it while everything seems fine.
+            // The daemon's log has them too, but users do not look at it while everything seems fine.
             if format == Format::Table
                 && let Some(faults) = ps::faults_below(&state)
             {
