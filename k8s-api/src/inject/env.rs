@@ -19,6 +19,8 @@ pub(super) const POD_INFO_DIR: &str = "/var/run/linkerd/podinfo";
 
 /// Keeps the proxy unready until the kernel attests that both directions are redirected.
 const REQUIRE_REDIRECT: &str = "WEFT_PROXY_REQUIRE_REDIRECT";
+/// What the policy of a port is about which the policy controller has not answered in time.
+const UNANSWERED: &str = "WEFT_PROXY_INBOUND_POLICY_UNANSWERED";
 /// Makes the proxy refuse connections that would be plaintext.
 const REQUIRE_MTLS: &str = "WEFT_PROXY_REQUIRE_MTLS";
 
@@ -88,6 +90,9 @@ pub(super) fn env(
     if config.require_redirect {
         // After everything that a pod may add: no pod can opt out of noticing that the mesh is bypassed.
         env.raw(REQUIRE_REDIRECT, "true");
+    }
+    if config.tuning.deny_unanswered_ports {
+        env.raw(UNANSWERED, "deny");
     }
     if settings.require_mtls {
         env.raw(REQUIRE_MTLS, "true");

@@ -32,6 +32,8 @@ pub struct ProxyTuning {
     pub require_tls_ports: PortSet,
     /// Ports that only mesh identities may use under the default policy, in pods without the annotation.
     pub require_identity_ports: PortSet,
+    /// Whether ports are denied about which the policy controller has not answered in time.
+    pub deny_unanswered_ports: bool,
     /// Timing of the kubelet's probes.
     pub probes: Probes,
     /// Whether names outside the cluster have profiles.
@@ -158,6 +160,7 @@ impl Default for ProxyTuning {
             },
             require_tls_ports: PortSet::default(),
             require_identity_ports: PortSet::default(),
+            deny_unanswered_ports: false,
             probes: Probes {
                 liveness: ProbeTiming { initial_delay_seconds: Some(10), ..ProbeTiming::default() },
                 readiness: ProbeTiming { initial_delay_seconds: Some(2), ..ProbeTiming::default() },

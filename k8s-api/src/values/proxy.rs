@@ -50,6 +50,7 @@ pub(super) struct Proxy {
     require_tls_on_inbound_ports: Option<String>,
     #[serde(deserialize_with = "text")]
     require_identity_on_inbound_ports: Option<String>,
+    deny_unanswered_ports: Option<bool>,
     liveness_probe: Option<Timing>,
     readiness_probe: Option<Timing>,
     startup_probe: Option<Timing>,
@@ -246,6 +247,7 @@ impl Proxy {
                 &self.require_identity_on_inbound_ports,
             )?
             .unwrap_or_default(),
+            deny_unanswered_ports: self.deny_unanswered_ports.unwrap_or_default(),
             probes: Probes {
                 liveness: self.liveness_probe.map_or(default.probes.liveness, Into::into),
                 readiness: self.readiness_probe.map_or(default.probes.readiness, Into::into),

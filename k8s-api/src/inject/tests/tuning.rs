@@ -178,6 +178,16 @@ fn values_without_an_annotation_become_variables() {
 }
 
 #[test]
+fn unanswered_ports_are_denied_by_a_value_that_no_variable_undoes() {
+    const VARIABLE: &str = "WEFT_PROXY_INBOUND_POLICY_UNANSWERED";
+    let undo =
+        json!({"config.linkerd.io/proxy-additional-env": format!(r#"[{{"name": "{VARIABLE}", "value": "default"}}]"#)});
+    let found = |values: &str| env_of(&proxy_values(values), undo.clone()).remove(VARIABLE);
+    assert_eq!(found("denyUnansweredPorts: false").as_deref(), Some("default"));
+    assert_eq!(found("denyUnansweredPorts: true").as_deref(), Some("deny"));
+}
+
+#[test]
 fn bad_values_are_named() {
     for (values, path) in [
         ("inboundConnectTimeout: soon", "proxy.inboundConnectTimeout"),
