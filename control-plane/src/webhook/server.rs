@@ -182,17 +182,44 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn idle_tls_connections_keep_no_review_waiting() {
+    async fn connections_without_a_request_keep_no_review_waiting() {
+        use tokio::io::AsyncWriteExt;
         weft_runtime::files::raise_limit().unwrap();
-        let served = Served::start(Duration::ZERO).await;
-        let mut held = Vec::new();
-        for _ in 0..Limits::WEBHOOK.connections + 20 {
-            let stream = TcpStream::connect(served.addr).await.unwrap();
-            held.push(served.connector.connect("hook.test".try_into().unwrap(), stream).await.unwrap());
+        let ask_one = async |served: &Served, kind: &str| {
+            let asked = ask(&served.connector, served.addr, "GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+            let answer = tokio::time::timeout(Duration::from_secs(10), asked).await;
+            let answer = answer.unwrap_or_else(|_| panic!("no answer beside connections with {kind}"));
+            assert!(answer.starts_with("HTTP/1.1 405"), "{kind}: {answer}");
+        };
+        for (kind, bytes) in
+            [("nothing", &b""[..]), ("half a ClientHello", b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03")]
+        {
+            let served = Served::start(Duration::ZERO).await;
+            let mut held = Vec::new();
+            for _ in 0..10_000 {
+                let mut stream = TcpStream::connect(served.addr).await.unwrap();
+                stream.write_all(bytes).await.unwrap();
+                held.push(stream);
+            }
+            ask_one(&served, kind).await;
         }
-        let asked = ask(&served.connector, served.addr, "GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
-        let answer = tokio::time::timeout(Duration::from_secs(10), asked).await.unwrap();
-        assert!(answer.starts_with("HTTP/1.1 405"), "{answer}");
+        // A handshake costs a client more: as many as there is room for, and some more.
+        for (kind, bytes) in [
+            ("TLS alone", &b""[..]),
+            ("half a head", b"POST / HTTP/1.1\r\nhost: x\r\n"),
+            ("half a body", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nx"),
+            ("HTTP/2 alone", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"),
+        ] {
+            let served = Served::start(Duration::ZERO).await;
+            let mut held = Vec::new();
+            for _ in 0..Limits::WEBHOOK.connections + 20 {
+                let stream = TcpStream::connect(served.addr).await.unwrap();
+                let mut stream = served.connector.connect("hook.test".try_into().unwrap(), stream).await.unwrap();
+                stream.write_all(bytes).await.unwrap();
+                held.push(stream);
+            }
+            ask_one(&served, kind).await;
+        }
     }
 
     #[tokio::test]
