@@ -18,7 +18,11 @@ use weft_tls::{
 };
 
 use super::*;
-use crate::{control::Trust, dns::Dns};
+use crate::{
+    control::Trust,
+    dns::Dns,
+    faults::{Cut, Fault, FaultyHop, Toward},
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -128,6 +132,11 @@ struct Fixture {
 /// An authority that serves, and a certifier that has not requested anything yet. The anchors are the authority's own,
 /// or another mesh's.
 async fn fixture(lifetime: Duration, own_anchors: bool) -> Fixture {
+    fixture_behind(lifetime, own_anchors, |authority| authority).await
+}
+
+/// The same. `hop` says by which address the certifier reaches the authority.
+async fn fixture_behind(lifetime: Duration, own_anchors: bool, hop: impl FnOnce(SocketAddr) -> SocketAddr) -> Fixture {
     weft_tls::install_crypto_provider();
     let root = Root::generate("root").unwrap();
     let anchors = TrustAnchors::from_pem(root.certificate_pem()).unwrap();
@@ -136,7 +145,7 @@ async fn fixture(lifetime: Duration, own_anchors: bool) -> Fixture {
     let asked = Arc::new(AtomicUsize::new(0));
     let authority = Authority { issuer, lifetime, asked: Arc::clone(&asked) };
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let addr: SocketAddr = listener.local_addr().unwrap();
+    let addr = hop(listener.local_addr().unwrap());
     let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
     let server = tonic::transport::Server::builder().add_service(IdentityServer::new(authority));
     tokio::spawn(server.serve_with_incoming(incoming));
@@ -212,4 +221,38 @@ async fn the_token_is_read_anew_for_each_attempt() {
     let credentials = fixture.certifier.certify().await.unwrap();
     assert_eq!(credentials.name(), &fixture.certifier.publisher.name);
     assert_eq!(fixture.asked.load(Ordering::Relaxed), 2);
+}
+
+#[tokio::test]
+async fn faults_between_a_proxy_and_its_identity_controller_hang_nothing_and_end() {
+    let places = [(Toward::Server, 0), (Toward::Server, 300), (Toward::Client, 0), (Toward::Client, 70)];
+    let cuts = [Cut::Reset, Cut::Close, Cut::HalfClose, Cut::Silence];
+    let cases = places.into_iter().flat_map(|(toward, bytes)| cuts.map(|cut| Fault::After(toward, bytes, cut)));
+    // Side by side, because silence takes as long as its deadline.
+    let tried = cases.map(|fault| async move {
+        let mut faulty = None;
+        let fixture = fixture_behind(3600 * SECOND, true, |authority| {
+            faulty.insert(FaultyHop::start(authority, move || fault)).addr
+        })
+        .await;
+        let faulty = faulty.unwrap();
+        let deadline = CERTIFY_TIMEOUT + 10 * SECOND;
+        let first = tokio::time::timeout(deadline, fixture.certifier.certify()).await;
+        let first = first.unwrap_or_else(|_| panic!("{fault:?} hangs"));
+        assert!(first.is_err() && faulty.cuts() > 0, "{fault:?}");
+        assert!(fixture.credentials.borrow().is_none());
+        faulty.heal();
+        // A connection that was silent is found out by the next attempt.
+        let again = async {
+            loop {
+                if let Ok(credentials) = fixture.certifier.certify().await {
+                    return credentials;
+                }
+            }
+        };
+        let second = tokio::time::timeout(deadline, again).await;
+        let second = second.unwrap_or_else(|_| panic!("no certificate after {fault:?}"));
+        assert_eq!(second.name(), &fixture.certifier.publisher.name);
+    });
+    futures::future::join_all(tried).await;
 }
