@@ -5,7 +5,7 @@
 //! reach it.
 
 mod owner;
-mod patch;
+pub(crate) mod patch;
 mod settings;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
@@ -158,6 +158,10 @@ impl Injector {
         namespace: Option<&Namespace>,
         config: &InjectConfig,
     ) -> AdmissionResponse {
+        if !is_complete(&pod) {
+            // The API server says what is missing, once the webhooks have allowed it.
+            return request.into();
+        }
         // The object may leave the namespace to the URL; only the request's is known to exist.
         pod.metadata.namespace = Some(request.namespace.clone().unwrap_or_else(|| "default".to_owned()));
         let annotation_at = annotation_at(&pod.metadata, namespace);
@@ -245,6 +249,11 @@ async fn follow_namespaces(
         }
     }
     anyhow::bail!("the watch of namespaces ended")
+}
+
+/// Whether there is a container to add a proxy to. The API server asks before it checks pods.
+pub(crate) fn is_complete(pod: &Pod) -> bool {
+    pod.spec.as_ref().is_some_and(|spec| !spec.containers.is_empty())
 }
 
 /// Allows, with the patch unless it is empty.

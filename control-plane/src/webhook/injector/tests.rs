@@ -42,6 +42,17 @@ fn the_patch_makes_the_pod_what_injection_says() {
 }
 
 #[test]
+fn a_pod_without_containers_is_left_to_the_api_server() {
+    for (pod, expected) in [
+        (json!({"metadata": {}}), false),
+        (json!({"metadata": {}, "spec": {"containers": null}}), false),
+        (json!({"metadata": {}, "spec": {"containers": [{"name": "app"}]}}), true),
+    ] {
+        assert_eq!(is_complete(&serde_json::from_value(pod.clone()).unwrap()), expected, "{pod}");
+    }
+}
+
+#[test]
 fn fields_of_newer_versions_survive() {
     let patched = check_pod(json!({"metadata": {"annotations": {"linkerd.io/inject": "enabled"}},
         "spec": {"containers": [{"name": "app", "fromTheFuture": 1}], "alsoNew": true,
