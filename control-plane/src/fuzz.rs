@@ -5,6 +5,7 @@
 
 mod certify;
 mod objects;
+mod review;
 mod world;
 
 use std::sync::LazyLock;
@@ -104,6 +105,11 @@ pub fn object(json: &[u8]) {
     objects::object(json);
 }
 
+/// Reviews an object as the webhooks do.
+pub fn review(json: &[u8]) {
+    review::review(json);
+}
+
 /// Asks one of the services over its HTTP interface, and checks the code of the answer.
 fn ask(world: &World, wire: &Wire<'_>, path: &str, codes: &[Code]) -> Answer {
     let answer = world.call(Request::post(path).body(wire.body()).expect("a valid path"));
@@ -165,22 +171,24 @@ mod tests {
         seeds("policy_request").iter().for_each(|seed| policy_request(seed));
         seeds("certify_request").iter().for_each(|seed| certify_request(seed));
         seeds("objects").iter().for_each(|seed| object(seed));
+        seeds("review").iter().for_each(|seed| review(seed));
     }
 
     /// Without coverage, and in seconds: every beginning of every seed, and every seed with another byte at each place.
     #[test]
     fn what_is_near_a_seed_keeps_the_guarantees() {
         type Target = fn(&[u8]);
-        let targets: [(&str, Target); 4] = [
+        let targets: [(&str, Target); 5] = [
             ("destination_request", destination_request),
             ("policy_request", policy_request),
             ("certify_request", certify_request),
             ("objects", object),
+            ("review", review),
         ];
         for (target, run) in targets {
             for mut seed in seeds(target) {
                 // Elsewhere, JSON is hardly ever an object.
-                let stride = if target == "objects" { 31 } else { 1 };
+                let stride = if ["objects", "review"].contains(&target) { 31 } else { 1 };
                 for at in (0..seed.len()).step_by(stride) {
                     run(&seed[..at]);
                     let byte = seed[at];

@@ -10,11 +10,11 @@
 //! the chart.
 
 mod certificate;
-mod injector;
+pub(crate) mod injector;
 mod metrics;
 mod policy;
 mod profile;
-mod server;
+pub(crate) mod server;
 
 use std::{sync::Arc, time::Duration};
 
@@ -92,7 +92,7 @@ pub(crate) enum Admission {
 
 impl Admission {
     /// Answers one request.
-    async fn answer(&self, request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
+    pub(crate) async fn answer(&self, request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
         match self {
             Self::Injector(injector) => injector.answer(request).await,
             Self::Profiles => profile::answer(request),
@@ -142,7 +142,7 @@ pub(crate) fn start(webhook: &'static Webhook, listener: TcpListener, admission:
 }
 
 /// The object of a request, as sent by the API server.
-fn object(request: &AdmissionRequest<DynamicObject>) -> serde_json::Result<serde_json::Value> {
+pub(crate) fn object(request: &AdmissionRequest<DynamicObject>) -> serde_json::Result<serde_json::Value> {
     serde_json::to_value(&request.object)
 }
 

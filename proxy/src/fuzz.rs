@@ -3,7 +3,9 @@
 //! Each function panics if a parser violates its guarantee, and returns nothing.
 
 use futures::FutureExt as _;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Version};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Version};
+use prost::Message as _;
+use weft_proto::linkerd::tap::observe_request;
 
 use crate::{
     destination::Name,
@@ -12,7 +14,12 @@ use crate::{
         client_hello::{Hello, parse_client_hello},
     },
     http::{headers, orig_proto},
-    request::{overrides, terms::Terms},
+    request::{
+        classify::{Answer, MAX_RETRY_AFTER},
+        overrides,
+        terms::Terms,
+    },
+    tap::matching::Match,
     trace::Context,
     transport_header::TransportHeader,
 };
@@ -87,6 +94,46 @@ pub fn request(bytes: &[u8]) {
     orig_proto::to_origin_form(&mut request);
     headers::strip_hop_by_hop(request.headers_mut());
     assert!(!request.headers().contains_key(http::header::CONNECTION));
+}
+
+/// Parses the head of an HTTP/1 response: `HTTP/1.1 STATUS REASON` and headers, one a line. It is then sent to the client's proxy over
+/// HTTP/2, where it becomes HTTP/1 again.
+pub fn response(bytes: &[u8]) {
+    let mut fields = [httparse::EMPTY_HEADER; 32];
+    let mut parsed = httparse::Response::new(&mut fields);
+    if !matches!(parsed.parse(bytes), Ok(httparse::Status::Complete(_))) {
+        return;
+    }
+    let version = if parsed.version == Some(0) { Version::HTTP_10 } else { Version::HTTP_11 };
+    let mut response = Response::builder().status(parsed.code.unwrap_or(200)).version(version);
+    for field in parsed.headers.iter() {
+        if let (Ok(name), Ok(value)) =
+            (HeaderName::from_bytes(field.name.as_bytes()), HeaderValue::from_bytes(field.value))
+        {
+            response = response.header(name, value);
+        }
+    }
+    let Ok(mut response) = response.body(()) else { return };
+    let answer = Answer::of_head(response.status(), response.headers());
+    assert!(answer.retry_after.is_none_or(|away| away <= MAX_RETRY_AFTER));
+    orig_proto::upgrade_response(&mut response);
+    assert_eq!(response.version(), Version::HTTP_2);
+    // HTTP/2 refuses a response with any of them (RFC 9113 section 8.2.2).
+    let forbidden = ["connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"];
+    assert!(forbidden.iter().all(|name| !response.headers().contains_key(*name)), "{:?}", response.headers());
+    orig_proto::downgrade_response(&mut response);
+    assert_eq!(response.version(), version);
+    // What balancers and circuit breakers are told is what the application said.
+    assert_eq!(Answer::of_head(response.status(), response.headers()), answer);
+}
+
+/// Reads which requests a tap is for. What is read is read as a part of another match too, unless that is too deep.
+pub fn tap_match(bytes: &[u8]) {
+    let Ok(message) = observe_request::Match::decode(bytes) else { return };
+    let found = Match::read(Some(message.clone()));
+    let not = observe_request::r#match::Match::Not(Box::new(message));
+    let inverse = Match::read(Some(observe_request::Match { r#match: Some(not) }));
+    assert_eq!(inverse.ok(), found.ok().map(|found| Match::Not(Box::new(found))));
 }
 
 /// Reads the headers with which an application sets a request's terms, their values one a line. Where they are not allowed they

@@ -9,7 +9,7 @@
 //! a tap whose client does not read loses events instead of delaying a request. Refuses to know where requests go.
 
 mod event;
-mod matching;
+pub(crate) mod matching;
 mod subject;
 
 use std::{

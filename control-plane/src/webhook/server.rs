@@ -92,7 +92,7 @@ async fn handle(admission: &Admission, request: Request<RequestBody>) -> Respons
 }
 
 /// Parses the request in an AdmissionReview.
-fn read(body: &[u8]) -> Result<AdmissionRequest<DynamicObject>, String> {
+pub(crate) fn read(body: &[u8]) -> Result<AdmissionRequest<DynamicObject>, String> {
     let review: AdmissionReview<DynamicObject> = serde_json::from_slice(body)
         .map_err(|error| format!("the body is not an AdmissionReview: {error}; expected one of {API_VERSION}"))?;
     if review.types.api_version != API_VERSION || review.types.kind != "AdmissionReview" {

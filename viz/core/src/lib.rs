@@ -9,6 +9,7 @@ mod error;
 mod exposition;
 mod family;
 pub mod fleet;
+pub mod fuzz;
 mod history;
 mod intern;
 pub mod page;

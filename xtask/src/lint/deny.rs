@@ -1,4 +1,4 @@
-//! Licences, bans, sources and advisories of both workspaces' dependencies, checked by cargo-deny.
+//! Licences, bans, sources and advisories of all three workspaces' dependencies, checked by cargo-deny.
 
 use std::{fs, path::Path, path::PathBuf, process::Command};
 
@@ -10,7 +10,7 @@ use crate::{
     workspace::{Workspace, cargo_home},
 };
 
-/// Runs cargo-deny for the workspace and for that of the kernel programs.
+/// Runs cargo-deny for the workspace, and for those of the kernel programs and of the fuzz targets.
 ///
 /// # Errors
 /// When cargo-deny is missing and cannot be built, or when it finds something.
@@ -29,7 +29,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
         checks.push("advisories");
     }
     step(&format!("cargo deny: {}", checks.join(", ")));
-    for directory in [workspace.root.clone(), workspace.ebpf()] {
+    for directory in [workspace.root.clone(), workspace.ebpf(), workspace.fuzz()] {
         // Advisories were fetched once above; yanked versions are looked up in the index, which needs the network.
         let offline: &[&str] = if has_advisories { &[] } else { &["--offline"] };
         // Crates for other platforms are checked, too, and no build here has fetched them.

@@ -109,7 +109,7 @@ const TYPED_ERRORS: [&str; 5] = ["weft-ebpf-abi", "weft-proto", "weft-k8s-api", 
 const EBPF: [&str; 3] = ["weft-ebpf-abi", "aya-ebpf", "aya-log-ebpf"];
 
 /// Those of our packages that fuzz targets may use.
-const FUZZ: [&str; 5] = ["weft-control-plane", "weft-index", "weft-k8s-api", "weft-proxy", "weft-tls"];
+const FUZZ: [&str; 6] = ["weft-control-plane", "weft-index", "weft-k8s-api", "weft-proxy", "weft-tls", "weft-viz-core"];
 
 /// Crates that nothing of ours may contain, with the reason.
 const BANNED: [(&str, &str); 4] = [

@@ -13,7 +13,7 @@ use weft_k8s_api::{inject::Additions, labels};
 
 /// The patch that turns `before` into `after`, the result of injection: annotations, labels, volumes and containers
 /// after the others, init containers before the others.
-pub(super) fn pod(before: &Pod, after: &Pod) -> Patch {
+pub(crate) fn pod(before: &Pod, after: &Pod) -> Patch {
     let added = Additions::between(before, after);
     let spec = before.spec.as_ref();
     let mut operations = Vec::new();
