@@ -28,12 +28,14 @@ use crate::{
     check,
     cluster::{CONTROL_NAMESPACE, Cluster, ClusterArgs},
     manifest::{self, ManifestFormat, document},
-    output,
+    output::{self, progress},
 };
 use cluster::{Definition, Installed, Object};
 use render::{Certificates, Rendered};
 use values::ValueArgs;
 
+/// What commands wait for, on a terminal.
+const API_SERVER: &str = "the API server";
 /// Most pods that a message names.
 const NAMED: usize = 5;
 
@@ -121,8 +123,8 @@ pub(crate) async fn install(args: InstallArgs) -> Result<ExitCode> {
     }
     let settings = args.values.settings(None)?;
     if !args.ignore_cluster {
-        let cluster = args.cluster.cluster().await?;
-        ready_for(&cluster).await?;
+        let asked = async { ready_for(&args.cluster.cluster().await?).await };
+        progress::during(API_SERVER, asked).await?;
     }
     let rendered = Rendered::new(&args.cluster.linkerd_namespace, &settings, Certificates::New)?;
     output::raw(&rendered.text(args.output)?)?;
@@ -184,6 +186,12 @@ pub(crate) async fn upgrade(args: UpgradeArgs) -> Result<ExitCode> {
     if args.crds {
         return definitions(&args.values.definitions()?, args.output);
     }
+    let rendered = progress::during(API_SERVER, upgraded(&args)).await?;
+    output::raw(&rendered.text(args.output)?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn upgraded(args: &UpgradeArgs) -> Result<Rendered> {
     let cluster = args.cluster.cluster().await?;
     cluster::ours(&cluster::installed(&cluster).await?, &cluster, "helm upgrade")?;
     let missing = missing_definitions(&cluster).await?;
@@ -194,9 +202,7 @@ pub(crate) async fn upgrade(args: UpgradeArgs) -> Result<ExitCode> {
         );
     }
     let certificates = if args.force { Certificates::Forced } else { Certificates::Kept };
-    let rendered = current(&cluster, &args.values, certificates).await?;
-    output::raw(&rendered.text(args.output)?)?;
-    Ok(ExitCode::SUCCESS)
+    current(&cluster, &args.values, certificates).await
 }
 
 /// The mesh of a cluster, rendered with this version's charts.
@@ -212,6 +218,20 @@ async fn current(cluster: &Cluster, values: &ValueArgs, certificates: Certificat
 
 /// `weft uninstall`.
 pub(crate) async fn uninstall(args: UninstallArgs) -> Result<ExitCode> {
+    let (gone, left) = progress::during(API_SERVER, removed(&args)).await?;
+    let code = print(&gone, args.output)?;
+    if let Some(note) = left {
+        output::note(&note);
+    }
+    output::note(
+        "each agent unloads the kernel programs of its node when its DaemonSet is deleted. A node whose agent is killed \
+         before that keeps them until `weft-agent unload` there",
+    );
+    Ok(code)
+}
+
+/// What an uninstallation deletes, and a note about what it leaves.
+async fn removed(args: &UninstallArgs) -> Result<(Vec<Object>, Option<String>)> {
     let cluster = args.cluster.cluster().await?;
     cluster::ours(&cluster::installed(&cluster).await?, &cluster, "helm uninstall")?;
     let meshed = cluster::meshed(&cluster).await?;
@@ -235,15 +255,7 @@ pub(crate) async fn uninstall(args: UninstallArgs) -> Result<ExitCode> {
         gone.splice(place..place, ours.filter(|object| !by_helm(object)));
         left = gateway_api(&known);
     }
-    let code = print(&gone, args.output)?;
-    if let Some(note) = left {
-        output::note(&note);
-    }
-    output::note(
-        "each agent unloads the kernel programs of its node when its DaemonSet is deleted. A node whose agent is killed \
-         before that keeps them until `weft-agent unload` there",
-    );
-    Ok(code)
+    Ok((gone, left))
 }
 
 /// What has to be deleted by name: what is in the namespace goes with it. The agents go first, to see that they go.
@@ -255,13 +267,18 @@ fn to_delete(objects: Vec<Object>, namespace: &str) -> Vec<Object> {
 
 /// `weft prune`.
 pub(crate) async fn prune(args: PruneArgs) -> Result<ExitCode> {
+    print(&progress::during(API_SERVER, stale(&args)).await?, args.output)
+}
+
+/// Objects of the mesh that this version's charts do not have.
+async fn stale(args: &PruneArgs) -> Result<Vec<Object>> {
     let cluster = args.cluster.cluster().await?;
     cluster::ours(&cluster::installed(&cluster).await?, &cluster, "helm upgrade")?;
     let rendered = current(&cluster, &ValueArgs::default(), Certificates::Forced).await?;
     let same = |a: &Object, b: &Object| a.kind == b.kind && a.name == b.name && a.namespace == b.namespace;
     let mut stale = cluster::objects(&cluster).await?;
     stale.retain(|object| !rendered.objects().any(|known| same(known, object)));
-    print(&stale, args.output)
+    Ok(stale)
 }
 
 fn print(objects: &[Object], format: ManifestFormat) -> Result<ExitCode> {

@@ -8,6 +8,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::{
+    API_SERVER,
     cluster::{self, Installed},
     print,
     render::{Rendered, yaml},
@@ -21,7 +22,7 @@ use crate::{
     component::{NAMESPACE, SELECTOR},
     dashboard::{self, DashboardArgs},
     manifest::ManifestFormat,
-    output,
+    output::{self, progress},
     viz::{self, EdgesArgs, InboundArgs, OutboundArgs, RoutesArgs, StatArgs, TapArgs, TopArgs, Verb},
 };
 
@@ -145,17 +146,23 @@ async fn read(verb: Verb) -> Result<ExitCode> {
 
 async fn install(args: InstallArgs) -> Result<ExitCode> {
     if !args.ignore_cluster {
-        let cluster = args.cluster.cluster().await?;
-        if cluster::installed(&cluster).await? == Installed::No {
-            bail!(
-                "no mesh is installed in namespace {}: the component needs one (`weft install`, or another namespace with -L); \
-                 --ignore-cluster prints manifests anyway",
-                cluster.namespace
-            );
-        }
+        progress::during(API_SERVER, ready_for(&args.cluster)).await?;
     }
     output::raw(&rendered(&args.viz_namespace, &args.helm.settings(None))?.text(args.output)?)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether a cluster can take the component.
+async fn ready_for(cluster: &ClusterArgs) -> Result<()> {
+    let cluster = cluster.cluster().await?;
+    if cluster::installed(&cluster).await? == Installed::No {
+        bail!(
+            "no mesh is installed in namespace {}: the component needs one (`weft install`, or another namespace with -L); \
+             --ignore-cluster prints manifests anyway",
+            cluster.namespace
+        );
+    }
+    Ok(())
 }
 
 fn rendered(namespace: &str, settings: &Settings) -> Result<Rendered> {
@@ -166,8 +173,8 @@ fn rendered(namespace: &str, settings: &Settings) -> Result<Rendered> {
 }
 
 async fn uninstall(args: UninstallArgs) -> Result<ExitCode> {
-    let cluster = args.cluster.cluster().await?;
-    let mut objects = cluster::objects_with(&cluster, SELECTOR, &KINDS).await?;
+    let listed = async { cluster::objects_with(&args.cluster.cluster().await?, SELECTOR, &KINDS).await };
+    let mut objects = progress::during(API_SERVER, listed).await?;
     objects.retain(|object| object.kind != "Namespace");
     if objects.is_empty() {
         output::note("the component weft-viz is not installed");
