@@ -54,7 +54,7 @@ enum Command {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   weft sandbox run examples/mesh
-  weft sandbox run examples/mesh --name other --detach -o json
+  weft sandbox run examples/mesh --sandbox other --detach -o json
   weft sandbox run examples/mesh --interception iptables     linkerd-init's rules instead of eBPF
   weft sandbox run examples/mesh --proxy ./linkerd2-proxy    another program in the sidecar's place")]
 struct RunArgs {
@@ -131,7 +131,7 @@ struct LogsArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  weft sandbox stop\n  weft sandbox stop --name other")]
+#[command(after_help = "Examples:\n  weft sandbox stop\n  weft sandbox stop --sandbox other")]
 struct StopArgs {
     #[command(flatten)]
     sandbox: Name,
@@ -140,7 +140,7 @@ struct StopArgs {
 #[derive(Debug, Args)]
 struct Name {
     /// Name of the sandbox, which distinguishes sandboxes on one host
-    #[arg(long, default_value = DEFAULT_NAME, value_parser = sandbox_name)]
+    #[arg(long = "sandbox", value_name = "NAME", default_value = DEFAULT_NAME, value_parser = sandbox_name)]
     name: String,
 }
 

@@ -44,7 +44,9 @@ pub struct Sandbox {
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// There is no such sandbox.
-    #[error("no sandbox `{0}` runs here: start one with `weft sandbox run DIR --name {0}`, or see `weft sandbox list`")]
+    #[error(
+        "no sandbox `{0}` runs here: start one with `weft sandbox run DIR --sandbox {0}`, or see `weft sandbox list`"
+    )]
     NotFound(String),
     /// The state cannot be read.
     #[error("cannot read {}: {source}", path.display())]
@@ -79,7 +81,7 @@ pub enum ClientError {
         pending: String,
     },
     /// There is no such pod.
-    #[error("no pod `{pod}` in sandbox `{sandbox}`, or several: see `weft sandbox ps --name {sandbox}`")]
+    #[error("no pod `{pod}` in sandbox `{sandbox}`, or several: see `weft sandbox ps --sandbox {sandbox}`")]
     NoPod {
         /// The name that was asked for.
         pod: String,
@@ -130,7 +132,7 @@ impl Sandbox {
             fs::create_dir_all(RUN_DIR)?;
             let log = fs::File::create(&log)?;
             let mut command = Command::new(&weft);
-            command.args(["sandbox", "run"]).arg(&config.manifests).args(["--name", &config.name]);
+            command.args(["sandbox", "run"]).arg(&config.manifests).args(["--sandbox", &config.name]);
             command.args(["--interception", &config.interception.to_string(), "--log-level", &config.log_level]);
             if let Some(proxy) = &config.proxy {
                 command.arg("--proxy").arg(proxy);

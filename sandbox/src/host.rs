@@ -270,7 +270,7 @@ pub enum HostError {
         source: io::Error,
     },
     /// Another daemon uses this name.
-    #[error("sandbox `{name}` runs already (pid {pid}): stop it with `weft sandbox stop --name {name}`")]
+    #[error("sandbox `{name}` runs already (pid {pid}): stop it with `weft sandbox stop --sandbox {name}`")]
     AlreadyRuns {
         /// Name of the sandbox.
         name: String,

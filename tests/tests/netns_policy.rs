@@ -44,7 +44,7 @@ async fn eventually_denied(mesh: &Mesh, namespace: &str, app: &str, target: &str
 
 fn ps(mesh: &Mesh, format: &str) -> String {
     let mut weft = Command::new(binaries::directory().unwrap().join("weft"));
-    let output = weft.args(["sandbox", "ps", "--name", mesh.name(), "-o", format]).output().unwrap();
+    let output = weft.args(["sandbox", "ps", "--sandbox", mesh.name(), "-o", format]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).unwrap()
 }

@@ -129,11 +129,7 @@ fn status(pod: &PodState) -> String {
 /// Commands to paste: with a pod that exists, and the sandbox's name unless it is the default.
 fn hints(state: &State) -> String {
     let name = &state.config.name;
-    let (named, traced) = if name == DEFAULT_NAME {
-        (String::new(), String::new())
-    } else {
-        (format!(" --name {name}"), format!(" --sandbox {name}"))
-    };
+    let named = if name == DEFAULT_NAME { String::new() } else { format!(" --sandbox {name}") };
     let users = state.pods.iter().find(|pod| pod.namespace != weft_sandbox::config::CONTROL_NAMESPACE);
     let pod = users.map_or_else(|| "POD".to_owned(), |pod| format!("{}/{}", pod.namespace, pod.name));
     let mut hints = vec![
@@ -141,7 +137,7 @@ fn hints(state: &State) -> String {
         format!("its output   weft sandbox logs{named} {pod}"),
     ];
     if state.agent_socket.is_some() {
-        hints.push(format!("redirects    weft trace{traced}"));
+        hints.push(format!("redirects    weft trace{named}"));
     }
     hints.push(format!("end it       weft sandbox stop{named}"));
     hints.join("\n")
@@ -232,6 +228,6 @@ mod tests {
     fn hints_name_the_sandbox_only_where_needed() {
         assert!(hints(&state("default", vec![pod(true, "")])).contains("exec shop/web-0 --"));
         let other = hints(&state("other", Vec::new()));
-        assert!(other.contains("exec --name other POD") && other.contains("trace --sandbox other"), "{other}");
+        assert!(other.contains("exec --sandbox other POD") && other.contains("trace --sandbox other"), "{other}");
     }
 }

@@ -68,7 +68,7 @@ async fn detached(config: &Config, format: Format) -> Result<ExitCode> {
     let name = &config.name;
     if let Ok(running) = Sandbox::open(name) {
         let pid = running.state()?.daemon_pid;
-        bail!("sandbox `{name}` runs already (pid {pid}): stop it with `weft sandbox stop --name {name}`");
+        bail!("sandbox `{name}` runs already (pid {pid}): stop it with `weft sandbox stop --sandbox {name}`");
     }
     let mut interrupted = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     let mut terminated = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
@@ -99,8 +99,8 @@ async fn detached(config: &Config, format: Format) -> Result<ExitCode> {
                 ps::faults(&state).iter().for_each(|fault| output::note(fault));
             }
             Err(anyhow!(
-                "{error}; it goes on running: see `weft sandbox ps --name {name}` and {}, or stop it with \
-                 `weft sandbox stop --name {name}`",
+                "{error}; it goes on running: see `weft sandbox ps --sandbox {name}` and {}, or stop it with \
+                 `weft sandbox stop --sandbox {name}`",
                 config.layout().daemon_log().display()
             ))
         }

@@ -100,12 +100,12 @@ fn keep(mesh: Mesh) {
     let name = mesh.name().to_owned();
     let manifests = mesh.keep();
     println!("\nstill running; its manifests are in {} and may be edited", manifests.display());
-    println!("  see it    weft sandbox ps --name {name}");
+    println!("  see it    weft sandbox ps --sandbox {name}");
     println!(
-        "  reach it  weft sandbox exec --name {name} shop/client -- weft-client http1 --target web.shop:80 --count 10"
+        "  reach it  weft sandbox exec --sandbox {name} shop/client -- weft-client http1 --target web.shop:80 --count 10"
     );
     println!("  trace it  weft trace --sandbox {name}");
-    println!("  stop it   weft sandbox stop --name {name} && rm -r {}", manifests.display());
+    println!("  stop it   weft sandbox stop --sandbox {name} && rm -r {}", manifests.display());
 }
 
 fn conclude(summary: &mut Summary, json: bool) -> anyhow::Result<ExitCode> {

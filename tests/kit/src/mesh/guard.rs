@@ -16,7 +16,7 @@ const SCRIPT: &str = r#"
 read -r word
 [ "$word" = done ] && exit
 for attempt in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
-    "$0" sandbox stop --name "$1" && break
+    "$0" sandbox stop --sandbox "$1" && break
     sleep 0.25
 done
 rm -rf "$2" "$3"
