@@ -26,6 +26,8 @@ const CONNECT: Duration = Duration::from_secs(10);
 pub(crate) const ANSWER: Duration = Duration::from_secs(20);
 /// Default namespace of the control plane; Linkerd's name, like that of all objects that are found by name.
 pub(crate) const CONTROL_NAMESPACE: &str = "linkerd";
+/// Annotation of objects that helm installed: the release.
+pub(crate) const HELM_RELEASE: &str = "meta.helm.sh/release-name";
 
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Cluster")]

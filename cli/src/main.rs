@@ -24,6 +24,7 @@ mod complete;
 mod component;
 mod dashboard;
 mod diagnostics;
+mod docs;
 mod explain;
 mod identity;
 mod inject;

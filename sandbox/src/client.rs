@@ -57,7 +57,7 @@ pub enum ClientError {
         source: io::Error,
     },
     /// The daemon's program does not start.
-    #[error("cannot start {}: {source}; build it with `cargo xtask demo`", path.display())]
+    #[error("cannot start {}: {source}; `install.sh` installs it, `cargo xtask demo` builds it", path.display())]
     StartDaemon {
         /// Path of the program.
         path: PathBuf,

@@ -289,7 +289,7 @@ pub enum HostError {
     #[error("the kernel has no BPF file system: use a kernel with CONFIG_BPF_SYSCALL=y, or `--interception iptables`")]
     NoBpffs,
     /// A tool is not installed.
-    #[error("`{tool}` is not on the PATH: install {package} (`cargo xtask setup` does)")]
+    #[error("`{tool}` is not on the PATH: install the package {package}")]
     MissingTool {
         /// Name of the program.
         tool: &'static str,

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     agent::DAEMON_SET,
+    docs,
     mesh::{Agent, is_agent, pods},
     problem::Problem,
     status::without_agent,
@@ -113,7 +114,7 @@ pub(super) fn no_misses(facts: &Facts) -> Result<Vec<Problem>, Stop> {
         Some(Problem::new(
             format!("Agent on node {}", agent.node()),
             problem,
-            "something dials port 4140 itself; see docs/troubleshooting.md",
+            format!("something dials port 4140 itself; see {}", docs::page("troubleshooting.md")),
         ))
     };
     Ok(mesh.agents.iter().filter_map(missed).collect())

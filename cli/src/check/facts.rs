@@ -12,9 +12,14 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
+use kube::ResourceExt as _;
 use weft_k8s_api::values::Values;
 
-use crate::mesh::{Fetched, Mesh};
+use crate::{
+    chart,
+    cluster::{CONTROL_NAMESPACE, HELM_RELEASE},
+    mesh::{Fetched, Mesh},
+};
 
 /// The scope of the checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,34 +176,52 @@ impl Facts {
         self.cluster.as_deref().map_err(|_| super::answer::Stop::Skip)
     }
 
-    /// The remedy to upgrade the control plane with other values.
+    /// The remedy to upgrade the control plane with other values, by the tool that installed it.
     pub(super) fn upgrade(&self, with: &str) -> String {
-        let namespace = &self.namespace;
-        let upgrade =
-            format!("helm upgrade weft-control-plane charts/weft-control-plane --namespace {namespace} --reuse-values");
-        if with.is_empty() { upgrade } else { format!("{upgrade} {with}") }
+        let (with, namespace) = (spaced(with), self.namespace_option());
+        match self.release() {
+            Some(release) => {
+                let chart = chart::reference("weft-control-plane");
+                format!("helm upgrade {release} {chart} --namespace {} --reuse-values{with}", self.namespace)
+            }
+            None => format!("weft upgrade{namespace}{with} | kubectl apply -f -"),
+        }
     }
 
     /// The remedy to install the control plane.
     pub(super) fn install(&self) -> String {
-        let namespace = &self.namespace;
-        format!(
-            "helm install weft-control-plane charts/weft-control-plane --namespace {namespace} ... (docs/getting-started.md)"
-        )
+        format!("weft install{} | kubectl apply -f -", self.namespace_option())
     }
 
     /// The remedy to install the custom resource definitions, or the missing ones.
-    pub(super) fn install_crds(&self, with: &str) -> String {
-        let namespace = &self.namespace;
-        let install =
-            format!("helm upgrade --install weft-crds charts/weft-crds --namespace {namespace} --reuse-values");
-        if with.is_empty() { install } else { format!("{install} {with}") }
+    pub(super) fn install_crds(&self) -> String {
+        match self.release() {
+            Some(_) => {
+                let (chart, namespace) = (chart::reference("weft-crds"), &self.namespace);
+                format!("helm upgrade --install weft-crds {chart} --namespace {namespace} --reuse-values")
+            }
+            None => "weft install --crds | kubectl apply --server-side -f -".to_owned(),
+        }
+    }
+
+    /// The helm release of the control plane, if helm installed it.
+    fn release(&self) -> Option<&str> {
+        let config = self.cluster.as_ref().ok()?.config.as_ref().ok()?.as_ref()?;
+        config.annotations().get(HELM_RELEASE).map(String::as_str)
+    }
+
+    fn namespace_option(&self) -> String {
+        if self.namespace == CONTROL_NAMESPACE { String::new() } else { format!(" -L {}", self.namespace) }
     }
 
     /// A namespaced object of the control plane, for messages.
     pub(super) fn named(&self, kind: &str, name: &str) -> String {
         format!("{kind} {}/{name}", self.namespace)
     }
+}
+
+fn spaced(options: &str) -> String {
+    if options.is_empty() { String::new() } else { format!(" {options}") }
 }
 
 impl ClusterFacts {
@@ -390,6 +413,27 @@ pub(super) mod tests {
             [("tls.crt", certificate), ("tls.key", key)].map(|(key, pem)| (key.to_owned(), ByteString(pem.into())));
         let secret = Secret { data: Some(data.into()), ..Secret::default() };
         WebhookFacts { ca_bundle: Ok(Some(Some(ca))), secret: Ok(Some(secret)), endpoints: Ok(1) }
+    }
+
+    fn installed_by_helm(mut facts: Facts) -> Facts {
+        let annotations = json!({"meta.helm.sh/release-name": "mesh"});
+        let config = object(json!({"metadata": {"annotations": annotations}, "data": {}}));
+        facts.cluster.as_mut().unwrap().config = Ok(Some(config));
+        facts
+    }
+
+    /// Who has the artefacts of a release has no source tree.
+    #[test]
+    fn remedies_are_commands_of_the_tool_that_installed_the_mesh() {
+        let facts = healthy();
+        assert_eq!(facts.upgrade("--set a=b"), "weft upgrade --set a=b | kubectl apply -f -");
+        assert_eq!(facts.install_crds(), "weft install --crds | kubectl apply --server-side -f -");
+        let elsewhere = Facts { namespace: "mesh".into(), ..healthy() };
+        assert_eq!(elsewhere.install(), "weft install -L mesh | kubectl apply -f -");
+        let by_helm = installed_by_helm(healthy());
+        let chart = format!("weft-control-plane-{}.tgz", env!("CARGO_PKG_VERSION"));
+        assert_eq!(by_helm.upgrade(""), format!("helm upgrade mesh {chart} --namespace linkerd --reuse-values"));
+        assert!(by_helm.install_crds().starts_with("helm upgrade --install weft-crds weft-crds-"));
     }
 
     /// Certificate, key and the CA that signed it, PEM.

@@ -37,7 +37,7 @@ pub(super) fn replicas(facts: &Facts) -> Result<Vec<Problem>, Stop> {
         let remedy = if wanted > 1 {
             format!("kubectl -n {} describe deployment {name}", facts.namespace)
         } else {
-            facts.upgrade("--values charts/weft-control-plane/values-ha.yaml")
+            facts.upgrade("--set controllerReplicas=3")
         };
         let problem =
             format!("{available} of {wanted} replicas are available, and high availability needs two or more");
@@ -87,7 +87,7 @@ mod tests {
             ("Deployment linkerd/linkerd-proxy-injector", "1 of 3"),
         ];
         check(replicas(&few), &expected);
-        assert!(replicas(&few).unwrap()[0].remedy.contains("values-ha.yaml"));
+        assert!(replicas(&few).unwrap()[0].remedy.contains("controllerReplicas=3"));
         let expected = DEPLOYMENTS.map(|name| format!("Deployment linkerd/{name}"));
         let linkerds = replicas(&facts("highAvailability: true\n", [(1, 1); 3])).unwrap();
         assert_eq!(linkerds.into_iter().map(|problem| problem.object).collect::<Vec<_>>(), expected);

@@ -113,7 +113,7 @@ pub(crate) fn our_crds() -> BTreeMap<String, BTreeSet<String>> {
 
 pub(super) fn crds(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let there = known("CustomResourceDefinitions", &facts.cluster()?.crds)?;
-    Ok(missing_crds(&our_crds(), there, &facts.install_crds("")))
+    Ok(missing_crds(&our_crds(), there, &facts.install_crds()))
 }
 
 fn missing_crds(
@@ -175,7 +175,10 @@ pub(super) fn not_installed(facts: &Facts) -> Result<Vec<Problem>, Stop> {
         Some(_) => vec![Problem::new(
             facts.named("ConfigMap", "linkerd-config"),
             "exists: a control plane is installed already",
-            "helm upgrade instead of install, `weft check` without --pre, or another namespace with -L",
+            format!(
+                "{} instead of an installation, `weft check` without --pre, or another namespace with -L",
+                facts.upgrade("")
+            ),
         )],
     })
 }

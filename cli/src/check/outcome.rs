@@ -6,10 +6,10 @@ use super::{
     answer::Stop,
     facts::{Facts, Mode, Part},
 };
-use crate::problem::Problem;
+use crate::{docs, problem::Problem};
 
 /// The document that explains each check.
-const HINTS: &str = "docs/troubleshooting.md";
+const HINTS: &str = "troubleshooting.md";
 
 /// A group of checks, under Linkerd's name if Linkerd has it.
 pub(super) struct Category {
@@ -150,7 +150,7 @@ impl CheckOutcome {
 
     /// Where the check is explained.
     pub(super) fn link(&self) -> String {
-        format!("{HINTS}#{}", self.anchor)
+        docs::page(&format!("{HINTS}#{}", self.anchor))
     }
 
     /// The problems, each with its remedy; consecutive problems may share one.

@@ -8,9 +8,11 @@ use super::{
     data_plane,
     facts::Facts,
 };
-use crate::problem::Problem;
+use crate::{docs, problem::Problem};
 
-const CURE: &str = "docs/compatibility.md says what works; remove it, so that no one relies on it";
+fn remedy() -> String {
+    format!("remove it, so that no one relies on it; {} says what works", docs::page("compatibility.md"))
+}
 
 /// Kinds of which an object, or one of its fields, may have no effect: group, kind and plural.
 pub(super) const KINDS: [(&str, &str, &str); 4] = [
@@ -27,7 +29,7 @@ pub(super) fn resources(facts: &Facts) -> Result<Vec<Problem>, Stop> {
         let found = support::object_warnings(it.group, it.kind, &it.content);
         found
             .into_iter()
-            .map(move |invalid| Problem::new(format!("{object}, {}", invalid.field), invalid.problem, CURE))
+            .map(move |invalid| Problem::new(format!("{object}, {}", invalid.field), invalid.problem, remedy()))
     });
     Ok(found.collect())
 }
@@ -39,13 +41,13 @@ pub(super) fn services(facts: &Facts) -> Result<Vec<Problem>, Stop> {
         let found = support::service_warnings(&it.metadata);
         found
             .into_iter()
-            .map(move |invalid| Problem::new(format!("{object}, {}", invalid.field), invalid.problem, CURE))
+            .map(move |invalid| Problem::new(format!("{object}, {}", invalid.field), invalid.problem, remedy()))
     });
     Ok(found.collect())
 }
 
 pub(super) fn pods(facts: &Facts) -> Result<Vec<Problem>, Stop> {
-    data_plane::of_metadata(facts, support::pod_warnings, CURE)
+    data_plane::of_metadata(facts, support::pod_warnings, &remedy())
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use super::{
     answer::{Stop, known},
     facts::Facts,
 };
-use crate::{mesh::pods, problem::Problem};
+use crate::{docs, mesh::pods, problem::Problem};
 
 /// Only with `--expected-version`.
 pub(super) fn cli_is_expected(facts: &Facts) -> Result<Vec<Problem>, Stop> {
@@ -16,13 +16,13 @@ pub(super) fn cli_is_expected(facts: &Facts) -> Result<Vec<Problem>, Stop> {
         return Ok(Vec::new());
     }
     let problem = format!("is {}, and {expected} is expected", facts.cli_version);
-    Ok(vec![Problem::new("weft", problem, format!("install weft {expected} (docs/installation.md)"))])
+    Ok(vec![Problem::new("weft", problem, format!("install weft {expected} ({})", docs::page("installation.md")))])
 }
 
 /// Only with `--expected-version`.
 pub(super) fn control_plane_is_expected(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let expected = facts.expected_version.as_ref().ok_or(Stop::Skip)?;
-    let remedy = format!("upgrade the control plane with weft {expected} (docs/installation.md)");
+    let remedy = format!("upgrade the control plane with weft {expected} ({})", docs::page("installation.md"));
     other_than(facts, expected, &format!("{expected} is expected"), &remedy)
 }
 

@@ -17,13 +17,11 @@ use weft_k8s_api::labels;
 
 use crate::{
     chart::values,
-    cluster::{ANSWER, Cluster, within},
+    cluster::{ANSWER, Cluster, HELM_RELEASE, within},
 };
 
 /// The Secret in which `weft install` keeps what differs from the chart's values; Linkerd's name.
 pub(super) const OVERRIDES: &str = "linkerd-config-overrides";
-/// By which helm marks what it installed.
-const HELM_RELEASE: &str = "meta.helm.sh/release-name";
 /// The label that all objects of the chart have.
 pub(super) const PART_OF: (&str, &str) = ("app.kubernetes.io/part-of", "weft");
 

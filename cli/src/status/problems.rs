@@ -11,6 +11,7 @@ use weft_k8s_api::labels;
 
 use super::rows::{AgentRow, PodRow, State};
 use crate::{
+    docs,
     mesh::{Agent, Mesh, is_agent, pods},
     problem::Problem,
 };
@@ -49,7 +50,7 @@ fn nodes_without_agent(mesh: &Mesh, found: &mut Vec<Problem>) {
         found.push(Problem::new(
             object,
             "does not exist, so nothing redirects new pods",
-            "helm install weft-control-plane ...",
+            "weft install | kubectl apply -f -",
         ));
         return;
     }
@@ -99,7 +100,10 @@ pub(super) fn of_agents(namespace: &str, agents: &[AgentRow], found: &mut Vec<Pr
                 "the kernel refused {} network namespaces in which a proxy listened: no room, or too many of one container",
                 agent.admissions_refused
             );
-            let remedy = "their pods wait for the agent, which enrols them; if the number grows, see the node's Events and docs/troubleshooting.md";
+            let remedy = format!(
+                "their pods wait for the agent, which enrols them; if the number grows, see the node's Events and {}",
+                docs::page("troubleshooting.md")
+            );
             found.push(Problem::new(object.clone(), problem, remedy));
         }
         if agent.flow_misses > 0 {
@@ -109,7 +113,7 @@ pub(super) fn of_agents(namespace: &str, agents: &[AgentRow], found: &mut Vec<Pr
                     "{} connections reached a proxy's outbound port without an original destination",
                     agent.flow_misses
                 ),
-                "something dials port 4140 itself; see docs/troubleshooting.md",
+                format!("something dials port 4140 itself; see {}", docs::page("troubleshooting.md")),
             ));
         }
     }
@@ -130,7 +134,7 @@ fn of_control_plane(mesh: &Mesh, found: &mut Vec<Problem>) {
         found.push(Problem::new(
             object,
             "has no control plane",
-            "helm install weft-control-plane ..., or name another with -L",
+            "weft install | kubectl apply -f -, or name another with -L",
         ));
     }
     let own = |pod: &&Pod| !is_agent(pod) && !pods::is_over(pod) && !pods::is_leaving(pod) && !pods::is_ready(pod);

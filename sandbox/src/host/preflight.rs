@@ -8,7 +8,7 @@ use std::{
 use super::{HostError, Result, cgroup};
 use crate::config::{Config, ControlPlane, Interception};
 
-const BUILD: &str = "build it with `cargo build`, or run `cargo xtask demo`";
+const BUILD: &str = "it belongs beside `weft`, where `install.sh` puts it; from the sources, `cargo build` or `cargo xtask demo` builds it";
 
 /// Checks whether user, kernel, tools and binaries are sufficient for this sandbox.
 ///
@@ -42,7 +42,7 @@ fn binaries(config: &Config) -> Vec<(PathBuf, &'static str)> {
     if config.interception == Interception::Ebpf {
         needed.push((
             config.bin_dir.join("weft-agent"),
-            "build it with `cargo xtask ebpf` and `cargo build`, or run `cargo xtask demo`",
+            "it belongs beside `weft`, where `install.sh` puts it; from the sources, `cargo xtask ebpf` and `cargo build` build it",
         ));
     }
     needed.push(match &config.proxy {
