@@ -4,7 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
-    io::{Read, Write},
+    io::{self, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     process::{Command, Stdio},
     sync::{
@@ -125,6 +125,21 @@ fn serve(handle: impl Fn(TcpStream) + Clone + Send + 'static) -> SocketAddr {
     address
 }
 
+/// Starts a proxy that connects every tunnel to the API server; its address, and the head of each request for a tunnel.
+fn proxy(server: SocketAddr) -> (SocketAddr, Receiver<String>) {
+    let (seen, tunnels) = channel();
+    let address = serve(move |mut client| {
+        let Some(head) = head(&mut client) else { return };
+        let _ = seen.send(head);
+        let mut server = TcpStream::connect(server).unwrap();
+        client.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
+        let (mut requests, mut onwards) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+        thread::spawn(move || io::copy(&mut requests, &mut onwards));
+        let _ = io::copy(&mut server, &mut client);
+    });
+    (address, tunnels)
+}
+
 /// The head of a request; `None` if the client ends before it is complete.
 fn head(stream: &mut impl Read) -> Option<String> {
     let mut bytes = Vec::new();
@@ -153,8 +168,71 @@ fn a_terminal_says_what_a_slow_command_waits_for() {
 #[test]
 fn a_pipe_gets_no_progress() {
     let server = ApiServer::start(Duration::from_millis(1500));
-    let text = answered(server.kubeconfig("127.0.0.1", json!({}), json!({})).upgrade());
+    let kubeconfig = server.kubeconfig("127.0.0.1", json!({}), json!({}));
+    let text = answered(kubeconfig.upgrade());
     let request = server.requests.try_recv().unwrap();
     assert!(request.starts_with("GET /api/v1/namespaces/linkerd/configmaps/linkerd-config "), "{request}");
     assert!(!text.contains("waiting") && !text.contains('\x1b'), "{text:?}");
+}
+
+#[test]
+fn requests_go_through_the_proxy_of_the_kubeconfig_or_the_environment() {
+    let server = ApiServer::start(Duration::ZERO);
+    let (address, tunnels) = proxy(server.address);
+    let direct = server.kubeconfig(NAME, json!({}), json!({}));
+    let behind = server.kubeconfig(NAME, json!({"proxy-url": format!("http://{address}")}), json!({}));
+    let tunnel = format!("CONNECT {NAME}:{} ", server.address.port());
+
+    let mut environment = direct.upgrade();
+    environment.env("HTTPS_PROXY", format!("http://user:secret@{address}"));
+    answered(environment);
+    let head = tunnels.try_recv().unwrap();
+    assert!(head.starts_with(&tunnel) && head.to_lowercase().contains("proxy-authorization: basic "), "{head}");
+
+    let mut exempt = behind.upgrade();
+    exempt.env("NO_PROXY", "*");
+    answered(exempt);
+    assert!(tunnels.try_recv().unwrap().starts_with(&tunnel));
+
+    let mut of_the_proxy = direct.upgrade();
+    of_the_proxy.env("HTTPS_PROXY", format!("http://{address}")).env("NO_PROXY", "127.0.0.1");
+    answered(of_the_proxy);
+    assert!(tunnels.try_recv().unwrap().starts_with(&tunnel));
+}
+
+#[test]
+fn an_api_server_on_this_host_is_asked_directly() {
+    let server = ApiServer::start(Duration::ZERO);
+    let (address, tunnels) = proxy(server.address);
+    let kubeconfig = server.kubeconfig("127.0.0.1", json!({}), json!({}));
+    let mut weft = kubeconfig.upgrade();
+    weft.env("HTTPS_PROXY", format!("http://{address}"));
+    answered(weft);
+    assert!(tunnels.try_recv().is_err());
+}
+
+/// The value of the header of the request that the API server got.
+fn authorization(server: &ApiServer, user: Value) -> Option<String> {
+    let kubeconfig = server.kubeconfig("127.0.0.1", json!({}), user);
+    answered(kubeconfig.upgrade());
+    let head = server.requests.try_recv().unwrap();
+    let lines = head.lines().filter_map(|line| line.split_once(": "));
+    lines.filter(|(name, _)| name.eq_ignore_ascii_case("authorization")).map(|(_, value)| value.to_owned()).next()
+}
+
+#[test]
+fn tokens_of_oidc_reach_the_api_server() {
+    let server = ApiServer::start(Duration::ZERO);
+    assert_eq!(authorization(&server, json!({})), None);
+
+    let credential = r#"{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"token":"of-the-plugin"}}"#;
+    let exec = json!({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never",
+        "command": "echo", "args": [credential]}});
+    assert_eq!(authorization(&server, exec).as_deref(), Some("Bearer of-the-plugin"));
+
+    // {"alg":"none"} . {"exp":4102444800}, which is the year 2100.
+    let token = "eyJhbGciOiJub25lIn0.eyJleHAiOjQxMDI0NDQ4MDB9.c2lnbmF0dXJl";
+    let provider = json!({"auth-provider": {"name": "oidc", "config": {"id-token": token, "client-id": "weft",
+        "idp-issuer-url": "https://issuer.invalid"}}});
+    assert_eq!(authorization(&server, provider).as_deref(), Some(format!("Bearer {token}").as_str()));
 }
