@@ -75,7 +75,8 @@ pub(crate) fn on_stdout() -> bool {
     CHOSEN.get().is_some_and(|(stdout, _)| *stdout)
 }
 
-/// Whether standard error has colours.
+/// Whether standard error has colours, for the sandbox's log.
+#[cfg(target_os = "linux")]
 pub(crate) fn on_stderr() -> bool {
     CHOSEN.get().is_some_and(|(_, stderr)| *stderr)
 }
