@@ -37,7 +37,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "pre-kubernetes-setup",
-        needs: &[Part::Access, Part::Settings, Part::Mesh],
+        needs: &[Part::Access, Part::Config, Part::Settings, Part::Mesh],
         applies: |mode| mode == Mode::Pre,
         checks: &[
             Check::new("control plane is not already installed", "pre-ns", Error, kubernetes::not_installed),
@@ -71,7 +71,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "linkerd-crd",
-        needs: &[Part::Definitions],
+        needs: &[Part::Definitions, Part::Config],
         applies: |mode| installed_at_all(mode) || mode == Mode::Definitions,
         checks: &[Check::new(
             "control plane CustomResourceDefinitions exist",
@@ -82,7 +82,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "linkerd-existence",
-        needs: &[Part::Settings, Part::Inventory, Part::Mesh],
+        needs: &[Part::Config, Part::Settings, Part::Inventory, Part::Mesh],
         applies: installed_at_all,
         checks: &[
             Check::new("control plane namespace exists", "l5d-existence-ns", Fatal, installed::namespace),
@@ -123,7 +123,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "linkerd-config",
-        needs: &[Part::Inventory, Part::Webhooks],
+        needs: &[Part::Config, Part::Inventory, Part::Webhooks],
         applies: installed_at_all,
         checks: &[
             Check::new("control plane ClusterRoles exist", "l5d-existence-cr", Error, installed::cluster_roles),
@@ -150,7 +150,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "weft-agent",
-        needs: &[Part::Mesh, Part::Events],
+        needs: &[Part::Config, Part::Mesh, Part::Events],
         applies: installed_at_all,
         checks: &[
             Check::new("agent DaemonSet exists", "weft-agent-daemonset", Error, agents::exists),
@@ -169,7 +169,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "linkerd-identity",
-        needs: &[Part::Settings],
+        needs: &[Part::Config, Part::Settings],
         applies: installed_at_all,
         checks: &[
             Check::new(
@@ -224,7 +224,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "linkerd-webhooks-and-apisvc-tls",
-        needs: &[Part::Webhooks],
+        needs: &[Part::Config, Part::Webhooks],
         applies: installed_at_all,
         checks: &[
             Check::new(
@@ -268,7 +268,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "linkerd-identity-data-plane",
-        needs: &[Part::Settings, Part::Mesh],
+        needs: &[Part::Config, Part::Settings, Part::Mesh],
         applies: |mode| mode == Mode::Proxy,
         checks: &[Check::new(
             "data plane proxies certificate match CA",
@@ -304,7 +304,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "linkerd-control-plane-proxy",
-        needs: &[Part::Settings, Part::Mesh],
+        needs: &[Part::Config, Part::Settings, Part::Mesh],
         applies: installed_at_all,
         checks: &[
             Check::new(
@@ -329,7 +329,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "linkerd-data-plane",
-        needs: &[Part::Settings, Part::Inventory, Part::Workloads, Part::Mesh],
+        needs: &[Part::Config, Part::Settings, Part::Inventory, Part::Workloads, Part::Mesh],
         applies: |mode| mode == Mode::Proxy,
         checks: &[
             Check::new("data plane namespace exists", "l5d-data-plane-exists", Fatal, data_plane::namespace_exists),
@@ -380,7 +380,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "linkerd-opaque-ports-definition",
-        needs: &[Part::Settings, Part::Inventory, Part::Mesh],
+        needs: &[Part::Config, Part::Settings, Part::Inventory, Part::Mesh],
         applies: |mode| mode == Mode::Proxy,
         checks: &[Check::new(
             "opaque ports are properly annotated",
@@ -391,7 +391,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "linkerd-ha-checks",
-        needs: &[Part::Settings, Part::Mesh],
+        needs: &[Part::Config, Part::Mesh],
         applies: installed_at_all,
         checks: &[Check::new(
             "multiple replicas of control plane pods",
@@ -413,7 +413,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "weft-viz",
-        needs: &[Part::Settings, Part::Mesh, Part::Component],
+        needs: &[Part::Config, Part::Mesh, Part::Component],
         applies: |mode| installed_at_all(mode) || mode == Mode::Viz,
         checks: &[
             Check::new("component is installed", "weft-viz-installed", Fatal, viz::installed),
@@ -426,7 +426,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "linkerd-unsupported",
-        needs: &[Part::Settings, Part::Inventory, Part::Workloads, Part::Objects],
+        needs: &[Part::Config, Part::Settings, Part::Inventory, Part::Workloads, Part::Objects],
         applies: installed_at_all,
         checks: &[
             Check::new("resources are acted upon", "weft-unsupported-resources", Warning, unsupported::resources),

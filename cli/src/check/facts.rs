@@ -43,7 +43,9 @@ pub(super) enum Part {
     Definitions,
     /// Permissions of this user, and the API server's clock.
     Access,
-    /// Namespaces, settings and certificates.
+    /// ConfigMap linkerd-config: the settings, and the tool that installed them, which remedies name.
+    Config,
+    /// Namespaces and certificates.
     Settings,
     /// Roles, bindings, ServiceAccounts and Services.
     Inventory,

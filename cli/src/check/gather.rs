@@ -143,16 +143,18 @@ async fn ask(part: Part, source: Source) -> (Part, Update) {
             let (access, clock_skew) = join!(access(&cluster), clock_skew(&cluster));
             Box::new(move |facts: &mut ClusterFacts| (facts.access, facts.clock_skew) = (access, clock_skew))
         }
+        Part::Config => {
+            let config = get::<ConfigMap>(&cluster, "linkerd-config").await;
+            Box::new(move |facts: &mut ClusterFacts| facts.config = config)
+        }
         Part::Settings => {
-            let (namespaces, config, trust_roots, issuer) = join!(
+            let (namespaces, trust_roots, issuer) = join!(
                 list(Api::<Namespace>::all(client()), &every),
-                get::<ConfigMap>(&cluster, "linkerd-config"),
                 get::<ConfigMap>(&cluster, "linkerd-identity-trust-roots"),
                 get::<Secret>(&cluster, "linkerd-identity-issuer"),
             );
             Box::new(move |facts: &mut ClusterFacts| {
-                (facts.namespaces, facts.config, facts.trust_roots, facts.issuer) =
-                    (namespaces, config, trust_roots, issuer);
+                (facts.namespaces, facts.trust_roots, facts.issuer) = (namespaces, trust_roots, issuer);
             })
         }
         Part::Inventory => {
@@ -447,11 +449,12 @@ mod tests {
     use super::*;
     use crate::{
         check::{facts::tests::object, round},
+        cluster::HELM_RELEASE,
         output::progress::Progress,
     };
 
-    /// The scope of an API server that answers about its version and custom resource definitions, and leaves all
-    /// other requests open.
+    /// The scope of an API server that answers about its version, custom resource definitions and a configuration
+    /// that helm installed, and leaves all other requests open.
     async fn half_an_api_server(mode: Mode) -> (tempfile::TempDir, Scope) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = format!("http://{}", listener.local_addr().unwrap());
@@ -485,6 +488,10 @@ mod tests {
                     json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinitionList",
                         "metadata": {}, "items": []})
                 }
+                Some(path) if path.ends_with("/namespaces/linkerd/configmaps/linkerd-config") => {
+                    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "linkerd-config",
+                        "namespace": "linkerd", "annotations": {HELM_RELEASE: "mesh"}}})
+                }
                 Some(_) => future::pending().await,
                 None => return,
             };
@@ -515,7 +522,11 @@ mod tests {
         let outcome = round(&scope, None, &mut Progress::new()).await.unwrap();
         let names: Vec<_> = outcome.categories.iter().map(|category| category.category_name).collect();
         assert_eq!(names, ["kubernetes-api", "kubernetes-version", "gateway-api-crd", "linkerd-crd"]);
-        assert!(!outcome.success && outcome.checks().filter(|check| check.is_error()).count() == 1, "{outcome:#?}");
+        let errors: Vec<_> = outcome.checks().filter(|check| check.is_error()).collect();
+        let [missing] = errors.as_slice() else { panic!("{outcome:#?}") };
+        let remedies: Vec<_> = missing.problems.iter().map(|problem| problem.remedy.as_str()).collect();
+        let by_helm = |remedy: &&str| remedy.starts_with("helm upgrade --install weft-crds ");
+        assert!(!outcome.success && !remedies.is_empty() && remedies.iter().all(by_helm), "{remedies:#?}");
     }
 
     #[tokio::test]

@@ -1,5 +1,7 @@
 //! Tests of all checks together: a healthy cluster, what each category needs to know, and the documents.
 
+use std::collections::BTreeMap;
+
 use serde_json::json;
 
 use super::{
@@ -12,6 +14,7 @@ use super::{
     },
     *,
 };
+use crate::cluster::HELM_RELEASE;
 
 #[test]
 fn a_healthy_cluster_passes_every_check_of_every_mode() {
@@ -76,7 +79,9 @@ fn broken() -> Facts {
     facts.expected_version = Some("0.2.0".to_owned());
     let cluster = facts.cluster.as_mut().unwrap();
     let values = "controllerReplicas: 3\nclusterNetworks: 192.0.2.0/24\nproxy: {image: {name: localhost/weft-proxy, version: 0.3.0}}\n";
-    cluster.config = Ok(Some(object(json!({"data": {"values": values}}))));
+    cluster.config =
+        Ok(Some(object(json!({"metadata": {"annotations": {HELM_RELEASE: "mesh"}}, "data": {"values": values}}))));
+    cluster.crds = Ok(BTreeMap::new());
     cluster.clock_skew = Some(1000);
     cluster.mesh.nodes.as_mut().unwrap().push(object(json!({"metadata": {"name": "b"}})));
     let pods = cluster.mesh.control_pods.as_mut().unwrap();
@@ -111,9 +116,9 @@ fn take(part: Part, from: &ClusterFacts, to: &mut ClusterFacts) {
     match part {
         Part::Definitions => to.crds = from.crds,
         Part::Access => (to.access, to.clock_skew) = (from.access, from.clock_skew),
+        Part::Config => to.config = from.config,
         Part::Settings => {
-            (to.namespaces, to.config, to.trust_roots, to.issuer) =
-                (from.namespaces, from.config, from.trust_roots, from.issuer);
+            (to.namespaces, to.trust_roots, to.issuer) = (from.namespaces, from.trust_roots, from.issuer);
         }
         Part::Inventory => {
             (to.cluster_roles, to.cluster_role_bindings) = (from.cluster_roles, from.cluster_role_bindings);
@@ -151,8 +156,8 @@ fn what_a_category_does_not_need_does_not_change_its_checks() {
 
 /// A scope asks for nothing that none of its categories needs.
 #[test]
-fn the_definitions_need_one_request() {
-    assert_eq!(needs(Mode::Definitions), BTreeSet::from([Part::Definitions]));
+fn a_scope_asks_only_for_what_it_needs() {
+    assert_eq!(needs(Mode::Definitions), BTreeSet::from([Part::Definitions, Part::Config]));
     assert!(!needs(Mode::Installed).contains(&Part::Access));
 }
 
