@@ -4,6 +4,8 @@
 //! lookup function, so that parsing is pure and the rest of the program never reads the environment. An error names
 //! the variable and the expected value, and never contains the actual value, because some of them are secrets.
 
+#[cfg(test)]
+mod effects;
 mod env;
 mod http2;
 mod ignored;

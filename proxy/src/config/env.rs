@@ -339,8 +339,9 @@ impl<'a> Env<'a> {
 
     fn local_name(&self) -> Result<Identity, ConfigError> {
         let local = self.identity("IDENTITY_LOCAL_NAME")?;
+        // The injector always sets the other one, so this one is what somebody asked for.
         let server = self.identity("IDENTITY_SERVER_ID")?;
-        local.or(server).ok_or(ConfigError::Missing {
+        server.or(local).ok_or(ConfigError::Missing {
             variable: format!("{PREFIX}IDENTITY_LOCAL_NAME"),
             expected: "this workload's identity, a DNS name",
         })

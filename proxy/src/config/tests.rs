@@ -23,7 +23,7 @@ fn minimal() -> HashMap<String, String> {
     .collect()
 }
 
-fn parse(changes: &[(&str, &str)]) -> Result<Config, ConfigError> {
+pub(super) fn parse(changes: &[(&str, &str)]) -> Result<Config, ConfigError> {
     let mut env = minimal();
     for (name, value) in changes {
         env.insert((*name).to_owned(), (*value).to_owned());
@@ -192,12 +192,17 @@ fn identity_cannot_be_disabled() {
 fn a_uri_identity_needs_a_name_that_clients_ask_for() {
     let own = minimal()["LINKERD2_PROXY_IDENTITY_LOCAL_NAME"].clone();
     assert_eq!(*parse(&[]).unwrap().identity.server_name, *own);
-    let uri = [("LINKERD2_PROXY_IDENTITY_LOCAL_NAME", ""), ("LINKERD2_PROXY_IDENTITY_SERVER_ID", "spiffe://mesh/web")];
-    let error = parse(&uri).unwrap_err();
-    assert!(error.to_string().starts_with("LINKERD2_PROXY_IDENTITY_SERVER_NAME is not set"), "{error}");
-    let named = [uri[0], uri[1], ("LINKERD2_PROXY_IDENTITY_SERVER_NAME", "web.mesh")];
-    let identity = parse(&named).unwrap().identity;
-    assert_eq!((identity.local_name.as_str(), &*identity.server_name), ("spiffe://mesh/web", "web.mesh"));
+    for local_name in ["", &*own] {
+        let uri = [
+            ("LINKERD2_PROXY_IDENTITY_LOCAL_NAME", local_name),
+            ("LINKERD2_PROXY_IDENTITY_SERVER_ID", "spiffe://mesh/web"),
+        ];
+        let error = parse(&uri).unwrap_err();
+        assert!(error.to_string().starts_with("LINKERD2_PROXY_IDENTITY_SERVER_NAME is not set"), "{error}");
+        let named = [uri[0], uri[1], ("LINKERD2_PROXY_IDENTITY_SERVER_NAME", "web.mesh")];
+        let identity = parse(&named).unwrap().identity;
+        assert_eq!((identity.local_name.as_str(), &*identity.server_name), ("spiffe://mesh/web", "web.mesh"));
+    }
     let error = parse(&[("LINKERD2_PROXY_IDENTITY_SERVER_NAME", "spiffe://mesh/web")]).unwrap_err();
     assert!(error.to_string().starts_with("LINKERD2_PROXY_IDENTITY_SERVER_NAME is invalid"), "{error}");
 }

@@ -41,7 +41,7 @@ pub(super) const GROUPS: &[Group] = &[
             Variable::new(
                 "IDENTITY_SERVER_ID",
                 "`IDENTITY_LOCAL_NAME`",
-                "this workload's identity, a DNS name or a URI",
+                "this workload's identity, a DNS name or a URI; takes precedence over `IDENTITY_LOCAL_NAME`",
             ),
             Variable::new(
                 "IDENTITY_SERVER_NAME",
