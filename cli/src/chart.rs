@@ -7,6 +7,8 @@
 //! Owns as much of Helm's templates as our charts use, which a test compares with helm. What it does not know is an
 //! error, and never left out. Nothing is downloaded, and no cluster is asked.
 
+#[cfg(test)]
+mod effects;
 mod functions;
 mod lex;
 mod parse;

@@ -1,0 +1,231 @@
+//! Proof that no value of a chart is accepted and does nothing: each one, set to something else, changes a manifest, an
+//! injected pod or a redirection, or is named as a value without effect.
+
+use serde_json::{Value as Json, json};
+use weft_k8s_api::{
+    inject::{Decision, Redirection, inject},
+    values::Values,
+};
+
+use super::{
+    values::{merge, parsed},
+    *,
+};
+use crate::manifest::document;
+
+/// What values are set to: the first that is not the default, and that the chart accepts.
+fn others(default: &Json) -> Vec<Json> {
+    let mut others = match default {
+        Json::Bool(set) => vec![json!(!set)],
+        Json::Number(number) => vec![json!(number.as_i64().unwrap_or_default() + 7)],
+        _ => Vec::new(),
+    };
+    // Texts with a grammar of their own come before any text.
+    let texts = [
+        "Always",
+        "OnDelete",
+        "Recreate",
+        "Fail",
+        "apache",
+        "json",
+        "insecure",
+        "cgroup",
+        "transparent",
+        "deny",
+        "kubernetes.io/tls",
+        "77",
+        "77s",
+        "77Mi",
+        "192.0.2.0/24",
+        "debug",
+        "/elsewhere",
+        "other/name",
+        "otel.obs:4318",
+        "-----BEGIN CERTIFICATE-----\nother",
+        "-----BEGIN PRIVATE KEY-----\nother",
+        "other",
+    ];
+    others.extend(texts.map(Json::from));
+    others.extend([
+        json!(true),
+        json!(7),
+        json!(0.5),
+        json!([{"name": "A", "value": "1"}]),
+        json!([{"name": "a"}]),
+        json!([{"name": "a", "namespace": "b"}]),
+        json!([{"key": "a", "operator": "Exists"}]),
+        json!(["192.0.2.0/24"]),
+        json!(["--other"]),
+        json!({"enabled": true}),
+        json!({"limits": {"memory": "77Mi"}}),
+        json!({"example.org/a": "b"}),
+    ]);
+    let is_alike = |other: &Json| default.is_null() || std::mem::discriminant(other) == std::mem::discriminant(default);
+    others.retain(|other| other != default && is_alike(other));
+    others
+}
+
+/// What has to be set for the values below a path to matter.
+const NEEDED: &[(&str, &str)] = &[
+    ("agent.enforceProxyExemption", "{agent: {proxyExemption: cgroup}}"),
+    ("controller.podDisruptionBudget", "{enablePodDisruptionBudget: true}"),
+    ("networkPolicy", "{networkPolicy: {enabled: true}}"),
+    ("podDisruptionBudget", "{podDisruptionBudget: {enabled: true}}"),
+    ("podMonitor", "{podMonitor: {enabled: true}}"),
+    ("policyValidator.externalSecret", "{policyValidator: {caBundle: '-----BEGIN CERTIFICATE-----'}}"),
+    ("profileValidator.externalSecret", "{profileValidator: {caBundle: '-----BEGIN CERTIFICATE-----'}}"),
+    ("prometheusRule", "{prometheusRule: {enabled: true}}"),
+    ("proxyInjector.externalSecret", "{proxyInjector: {caBundle: '-----BEGIN CERTIFICATE-----'}}"),
+    (
+        "proxy.tracing",
+        "{proxy: {tracing: {enabled: true, collector: {endpoint: 'otel.obs:4317',
+            meshIdentity: {serviceAccountName: otel, namespace: obs}}}}}",
+    ),
+];
+
+/// What a mesh with these values is.
+#[derive(Debug, PartialEq)]
+struct Effects {
+    manifests: Vec<String>,
+    /// A pod as the injector makes it, and its redirection.
+    injected: Option<(Json, Redirection)>,
+    /// The redirection of a pod of the control plane that asks not to be redirected, and for less than strictness.
+    of_the_control_plane: Option<Redirection>,
+}
+
+impl Effects {
+    fn of(chart: &Chart, values: &Json) -> Result<Self> {
+        let (mut manifests, mut config) = (Vec::new(), None);
+        for manifest in chart.manifests("mesh", values)? {
+            let object = document::parse_yaml(&manifest)?;
+            if object["kind"] == "ConfigMap" && object["metadata"]["name"] == "linkerd-config" {
+                // It has a copy of every value, which proves nothing.
+                config = object["data"]["values"].as_str().map(str::to_owned);
+                let common = ["labels", "annotations"].map(|field| format!("{:?}", object["metadata"][field]));
+                manifests.extend(common);
+                continue;
+            }
+            manifests.push(manifest.lines().filter(|line| !line.contains("checksum/config:")).collect());
+        }
+        let Some(config) = config else {
+            return Ok(Self { manifests, injected: None, of_the_control_plane: None });
+        };
+        let values = Values::parse(&config)?;
+        let redirection = values.redirection()?;
+        let pod = serde_json::from_value(json!({
+            "metadata": {"name": "web", "namespace": "shop",
+                "annotations": {"linkerd.io/inject": "enabled", "config.linkerd.io/enable-debug-sidecar": "true"}},
+            "spec": {"containers": [{"name": "app", "ports": [{"containerPort": 80}]}]},
+        }))?;
+        let injected = match inject(&pod, None, &values.inject_config("mesh", "anchors")?) {
+            Ok(Decision::Injected(pod)) => (serde_json::to_value(&pod)?, Redirection::of(&pod, &redirection)?),
+            other => bail!("not injected: {other:?}"),
+        };
+        let control_plane = serde_json::from_value(json!({"metadata": {
+            "labels": {"linkerd.io/control-plane-component": "destination"},
+            "annotations": {"weft.io/bypass": "true", "weft.io/proxy-exemption": "user"}}}))?;
+        let of_the_control_plane = Some(Redirection::of(&control_plane, &redirection)?);
+        Ok(Self { manifests, injected: Some(injected), of_the_control_plane })
+    }
+}
+
+/// A path to every value that has none below it.
+fn leaves(values: &Json, path: &[String], into: &mut Vec<Vec<String>>) {
+    match values.as_object().filter(|map| !map.is_empty()) {
+        Some(map) => {
+            map.iter().for_each(|(key, inner)| leaves(inner, &[path, std::slice::from_ref(key)].concat(), into));
+        }
+        None => into.push(path.to_vec()),
+    }
+}
+
+/// A chart, and what it makes of values that are set over others.
+struct Subject {
+    chart: Chart,
+    defaults: Json,
+    /// Without which it renders nothing.
+    required: Json,
+    plain: Effects,
+}
+
+impl Subject {
+    fn new(name: &'static str) -> Self {
+        let chart = Chart::read(name).unwrap();
+        let (certificate, key) = ("-----BEGIN CERTIFICATE-----", "-----BEGIN PRIVATE KEY-----");
+        let required = match name {
+            CONTROL_PLANE => json!({"identityTrustAnchorsPEM": certificate,
+                "identity": {"issuer": {"tls": {"crtPEM": certificate, "keyPEM": key}}}}),
+            _ => json!({}),
+        };
+        let (_, plain) = render(&chart, required.clone()).unwrap();
+        Self { defaults: chart.defaults().unwrap(), required, plain, chart }
+    }
+
+    /// What has to be set for the value at a path to matter, if anything.
+    fn needed(&self, path: &str) -> Option<Json> {
+        let of_this_chart =
+            |needed: &Json| self.defaults.get(needed.as_object().unwrap().keys().next().unwrap()).is_some();
+        let needed =
+            NEEDED.iter().filter(|(below, _)| path.starts_with(below)).map(|(_, needed)| parsed(needed).unwrap());
+        needed.filter(of_this_chart).reduce(|mut all, needed| {
+            merge(&mut all, needed);
+            all
+        })
+    }
+
+    /// Why a value is idle, if it is.
+    fn idle(&self, path: &[String]) -> Option<String> {
+        let dotted = path.join(".");
+        let at = |values: &Json| path.iter().fold(values.clone(), |at, key| at[key].clone());
+        let mut base = self.required.clone();
+        let needed = self.needed(&dotted).map(|needed| {
+            merge(&mut base, needed);
+            render(&self.chart, base.clone()).unwrap().1
+        });
+        let mut before = self.defaults.clone();
+        merge(&mut before, base.clone());
+        let mut refusals = Vec::new();
+        for other in others(&at(&before)) {
+            let mut set = base.clone();
+            merge(&mut set, path.iter().rev().fold(other.clone(), |inner, key| json!({key: inner})));
+            match render(&self.chart, set) {
+                Ok((_, effects)) if effects != *needed.as_ref().unwrap_or(&self.plain) => return None,
+                Ok((values, _)) if self.without_effect(&values).contains(&dotted) => return None,
+                Ok(_) => return Some(format!("{dotted}: {other} changes nothing")),
+                Err(error) => refusals.push(format!("{other}: {error:#}")),
+            }
+        }
+        let is_refused = refusals.iter().any(|refusal| refusal.contains(&format!("{dotted} is not supported")));
+        (!is_refused).then(|| format!("{dotted}: nothing is accepted: {refusals:#?}"))
+    }
+
+    /// What the chart says of values without effect.
+    fn without_effect(&self, values: &Json) -> String {
+        let root = Value::from(self.chart.root("mesh", values));
+        let notes = self.chart.renderer().render("templates/NOTES.txt", &root).unwrap();
+        notes.split_once("have no effect: ").map(|(_, named)| named.to_owned()).unwrap_or_default()
+    }
+}
+
+fn render(chart: &Chart, set: Json) -> Result<(Json, Effects)> {
+    let values = chart.values(&Settings { base: Some(set), ..Settings::default() })?;
+    let effects = Effects::of(chart, &values)?;
+    Ok((values, effects))
+}
+
+fn every_value_matters(name: &'static str) {
+    let (subject, mut paths) = (Subject::new(name), Vec::new());
+    leaves(&subject.defaults, &[], &mut paths);
+    let idle: Vec<_> = paths.iter().filter_map(|path| subject.idle(path)).collect();
+    assert!(!paths.is_empty() && idle.is_empty(), "{name}: {idle:#?}");
+}
+
+#[test]
+fn every_value_of_the_control_plane_changes_something() {
+    every_value_matters(CONTROL_PLANE);
+}
+
+#[test]
+fn every_value_of_other_charts_changes_something_or_is_said_to_have_no_effect() {
+    [CRDS, VIZ, "weft-agent"].into_iter().for_each(every_value_matters);
+}
