@@ -41,7 +41,7 @@ use self::{
 };
 pub(crate) use self::{
     owner::{Owner, follow, uninstalled},
-    plan::{Enrolment, News, Problem, Report, Tracking},
+    plan::{Enrolment, EnrolmentEvent, Problem, Report, Tracking},
     report::Publisher,
 };
 use crate::{
@@ -159,10 +159,14 @@ pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outp
         }
         for report in plan.take_reports() {
             let (namespace, pod) = (&report.name.namespace, &report.name.name);
-            match &report.news {
-                News::Problem(problem) => tracing::warn!(namespace, pod, error = problem.text(), "pod not enrolled"),
-                News::Bypassed(true) => tracing::warn!(namespace, pod, "pod bypassed: nothing of it is redirected"),
-                News::Bypassed(false) => tracing::info!(namespace, pod, "pod redirected again"),
+            match &report.event {
+                EnrolmentEvent::Problem(problem) => {
+                    tracing::warn!(namespace, pod, error = problem.text(), "pod not enrolled")
+                }
+                EnrolmentEvent::Bypassed(true) => {
+                    tracing::warn!(namespace, pod, "pod bypassed: nothing of it is redirected")
+                }
+                EnrolmentEvent::Bypassed(false) => tracing::info!(namespace, pod, "pod redirected again"),
             }
             let _ = outputs.reports.send(report);
         }

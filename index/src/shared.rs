@@ -112,7 +112,7 @@ impl SharedIndex {
         // On the heap before the first wait: when all clients come back at once, hundreds of thousands wait here, and a future
         // keeps several copies of what is moved through it.
         let question: Question = Box::new(move |index| {
-            // Whoever has given up needs no answer.
+            // A caller that has given up needs no answer.
             if !answer.is_closed() {
                 let _ = answer.send(question(index));
             }

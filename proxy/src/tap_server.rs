@@ -31,7 +31,7 @@ use crate::{
     tap::{Match, Taps},
 };
 
-/// Limits of the listener: one client that opens a connection for each tap, and whoever else is refused.
+/// Limits of the listener. One client opens a connection for each tap; all other clients are refused.
 const LIMITS: Limits = Limits {
     connections: 64,
     source_connections: 32,

@@ -80,12 +80,12 @@ pub(crate) enum Problem {
 pub(crate) struct Report {
     pub(super) name: PodName,
     pub(super) uid: String,
-    pub(super) news: News,
+    pub(super) event: EnrolmentEvent,
 }
 
 /// The event that is reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum News {
+pub(crate) enum EnrolmentEvent {
     /// Its rules are not in force.
     Problem(Problem),
     /// The owner's bypass of the pod came into force, or ended.
@@ -164,8 +164,8 @@ impl Plan {
         if let Err(error) = &next.rules {
             let problem = Problem::Annotation(error.clone());
             if tracked.problem.as_ref() != Some(&problem) {
-                let news = News::Problem(problem.clone());
-                self.reports.push(Report { name: next.name.clone(), uid: next.uid.clone(), news });
+                let event = EnrolmentEvent::Problem(problem.clone());
+                self.reports.push(Report { name: next.name.clone(), uid: next.uid.clone(), event });
             }
             // Rules that were in force remain in force.
             (tracked.problem, tracked.due, tracked.attempted) = (Some(problem), None, true);
@@ -221,8 +221,8 @@ impl Plan {
                 let bypassed = pod.rules.as_ref().is_ok_and(|rules| rules.bypass);
                 if tracked.bypassed != bypassed {
                     tracked.bypassed = bypassed;
-                    let news = News::Bypassed(bypassed);
-                    self.reports.push(Report { name: pod.name.clone(), uid: pod.uid.clone(), news });
+                    let event = EnrolmentEvent::Bypassed(bypassed);
+                    self.reports.push(Report { name: pod.name.clone(), uid: pod.uid.clone(), event });
                 }
                 if !changed {
                     (tracked.problem, tracked.delay) = (None, FIRST_DELAY);
@@ -238,7 +238,7 @@ impl Plan {
                     self.reports.push(Report {
                         name: pod.name.clone(),
                         uid: pod.uid.clone(),
-                        news: News::Problem(problem.clone()),
+                        event: EnrolmentEvent::Problem(problem.clone()),
                     });
                 }
                 if tracked.pod.rules.is_ok() {
@@ -383,9 +383,9 @@ mod tests {
         for value in ["false", "true", "true", "false"] {
             f.apply(Event::Apply(bypass(value)));
             f.attempt(&enrolled(7));
-            told.push(f.plan.take_reports().into_iter().map(|report| report.news).collect::<Vec<_>>());
+            told.push(f.plan.take_reports().into_iter().map(|report| report.event).collect::<Vec<_>>());
         }
-        assert_eq!(told, [vec![], vec![News::Bypassed(true)], vec![], vec![News::Bypassed(false)]]);
+        assert_eq!(told, [vec![], vec![EnrolmentEvent::Bypassed(true)], vec![], vec![EnrolmentEvent::Bypassed(false)]]);
     }
 
     #[test]
@@ -444,7 +444,9 @@ mod tests {
         assert!(f.due().is_empty());
         let reports = f.plan.take_reports();
         assert_eq!(reports.len(), 1);
-        assert!(matches!(&reports[0].news, News::Problem(Problem::Annotation(error)) if error.value == "all"));
+        assert!(
+            matches!(&reports[0].event, EnrolmentEvent::Problem(Problem::Annotation(error)) if error.value == "all")
+        );
         assert_eq!(f.only().enrolled, None);
         f.apply(Event::Apply(web(&json!({}))));
         assert_eq!(f.due(), ["web-0"]);

@@ -13,7 +13,7 @@ use weft_k8s_api::labels;
 
 use super::{
     Identity,
-    plan::{News, Problem, Report},
+    plan::{EnrolmentEvent, Problem, Report},
 };
 use crate::{datapath::sample::Losses, error::chain};
 
@@ -89,16 +89,16 @@ impl Publisher {
     pub(crate) async fn run(self, mut reports: mpsc::UnboundedReceiver<Report>) -> anyhow::Result<()> {
         while let Some(report) = reports.recv().await {
             let regarding = reference(&report.name.namespace, &report.name.name, &report.uid);
-            let (type_, reason, note) = match &report.news {
-                News::Problem(Problem::Annotation(error)) => (
+            let (type_, reason, note) = match &report.event {
+                EnrolmentEvent::Problem(Problem::Annotation(error)) => (
                     EventType::Warning,
                     "InvalidAnnotation",
                     format!("{error}; until it can be read, the pod's proxy is not ready, or keeps the rules it has"),
                 ),
-                News::Problem(Problem::Failed(text) | Problem::NotYet(text)) => {
+                EnrolmentEvent::Problem(Problem::Failed(text) | Problem::NotYet(text)) => {
                     (EventType::Warning, "EnrolmentFailed", format!("weft-agent cannot redirect the pod: {text}"))
                 }
-                News::Bypassed(true) => (
+                EnrolmentEvent::Bypassed(true) => (
                     EventType::Warning,
                     "RedirectionBypassed",
                     format!(
@@ -107,7 +107,7 @@ impl Publisher {
                         labels::BYPASS
                     ),
                 ),
-                News::Bypassed(false) => {
+                EnrolmentEvent::Bypassed(false) => {
                     (EventType::Normal, "RedirectionInForce", "the pod's connections are redirected again".to_owned())
                 }
             };

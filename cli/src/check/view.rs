@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_followed_by_its_cure() {
+    fn a_failure_is_followed_by_its_remedy() {
         let text = text(&outcome(), false, false);
         let expected = "linkerd-identity\n----------------\n√ trust anchors are valid\n× issuer cert is valid\n    \
                         Secret linkerd/issuer, data[\"crt.pem\"]: has expired\n      remedy: make a new one\n    \
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn problems_in_a_row_share_their_cure() {
+    fn problems_in_a_row_share_their_remedy() {
         let problem = |object: &str| Problem::new(object, "does not exist", "install it");
         let mut outcome = outcome();
         outcome.categories[0].checks[1].problems = vec![problem("a"), problem("b")];

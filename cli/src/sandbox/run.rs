@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_is_news_only_for_a_pod_that_was_ready() {
+    fn waiting_is_reported_only_for_a_pod_that_was_ready() {
         let mut progress = Progress::new(Format::Table);
         assert!(progress.changes(&state(false, "waiting for its network")).is_empty());
         assert!(progress.changes(&state(false, "waiting for its readiness probes")).is_empty());

@@ -40,7 +40,7 @@ const JSON_PATH: &str = "jsonpath=";
   weft tap deploy/client -n shop --kernel                   the kernel's verdict of the same connection, too
 
 Where weft-viz is installed, it taps for those who may create taps.viz.weft.io. Otherwise, and with --direct, proxies answer on the
-loopback address of their pod, which a port-forward reaches: whoever may create pods/portforward may tap.
+loopback address of their pod, which a port-forward reaches: a user who may create pods/portforward may tap.
 A proxy takes at most --max-rps requests a second and does not count the others; what several take beyond it is left out, and
 counted on standard error.
 --kernel asks the nodes' agents, which takes the right to weft trace; only connections that begin while tapping have a verdict.")]

@@ -1,4 +1,4 @@
-//! AdmissionReviews as an API server, or whoever reaches the webhooks, sends them.
+//! AdmissionReviews as an API server, or any other client that reaches the webhooks, sends them.
 
 use futures::FutureExt as _;
 use k8s_openapi::api::core::v1::Pod;

@@ -185,7 +185,7 @@ async fn the_issuer_is_read_from_either_pair_of_files_and_replaced_when_they_cha
 }
 
 #[tokio::test]
-async fn what_is_wrong_at_start_is_said_with_object_key_and_cure() {
+async fn startup_errors_name_object_key_and_remedy() {
     weft_tls::install_crypto_provider();
     let (root, stranger) = (Root::generate("root").unwrap(), Root::generate("stranger").unwrap());
     let (good, other) = (root.issue_issuer("issuer").unwrap(), stranger.issue_issuer("issuer").unwrap());

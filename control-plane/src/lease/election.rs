@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_conflict_nothing_is_written_before_the_news_arrive() {
+    fn after_a_conflict_nothing_is_written_before_an_update_arrives() {
         let now = Instant::now();
         let mut election = Election::new("a".to_owned());
         election.observe(Some(lease(1, None)), now);

@@ -124,7 +124,7 @@ async fn a_missing_definition_is_named_and_its_installation_noticed() {
 }
 
 #[tokio::test]
-async fn without_permission_the_cure_is_named() {
+async fn without_permission_the_remedy_is_named() {
     let world = World::new().await;
     let kubeconfig = world.account_kubeconfig("nobody").await;
     let policy = world.policy_as(&kubeconfig).await;

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 /// Maximum number of entries in a report; failures beyond are only counted.
 const ENTRIES: usize = 128;
 
-/// The name of what happens now, set by whoever started the load and shared with its workers.
+/// The name of the current phase, set by the caller that started the load and shared with its workers.
 #[derive(Clone, Debug)]
 pub struct Phase(Arc<Mutex<(String, Instant)>>);
 

@@ -39,8 +39,8 @@ pub(super) struct Routes {
 }
 
 impl Parent<'_> {
-    /// The routes that a client of this namespace follows: those of the parent's namespace, whoever the client is, and
-    /// those of its own. Both are in one order, the oldest first, then by name.
+    /// The routes that a client of this namespace follows: those of the parent's namespace, which apply to every
+    /// client, and those of the client's own namespace. Both are in one order, the oldest first, then by name.
     pub(super) fn routes(&self, namespace: Option<&str>) -> Routes {
         let mut routes = Routes::default();
         let mut records = self.store.routes_of(&self.id);

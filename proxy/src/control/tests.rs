@@ -354,7 +354,7 @@ async fn a_replica_that_is_replaced_keeps_no_request_whatever_its_ttl() {
     });
     assert_eq!(successors[0].asked(), 1);
 
-    // Whoever pauses for long asks the successor at once.
+    // A client in a long pause asks the successor at once.
     let World { client, .. } = &world;
     let mut successors = successors;
     successors[0].kill().await;

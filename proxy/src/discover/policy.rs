@@ -76,9 +76,9 @@ pub(super) async fn watch(
         let ended = match status.code() {
             Code::NotFound => {
                 state.send_if_modified(|state| {
-                    let is_news = !matches!(state, PolicyState::Absent);
+                    let is_change = !matches!(state, PolicyState::Absent);
                     *state = PolicyState::Absent;
-                    is_news
+                    is_change
                 });
                 tracing::debug!(orig_dst.addr = %destination, error = status.message(), "no policy for the destination, asking again");
                 client.pause(&mut unknown).await;

@@ -177,7 +177,7 @@ async fn an_unknown_address_is_forwarded_as_it_is() {
 }
 
 #[tokio::test]
-async fn a_server_that_speaks_first_is_heard_when_its_port_is_opaque() {
+async fn a_server_that_speaks_first_is_proxied_when_its_port_is_opaque() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     let control = Control::default();

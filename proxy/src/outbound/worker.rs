@@ -14,7 +14,8 @@ use crate::{
     shared::Shared,
 };
 
-/// The most destinations by name that are kept. Whoever sends requests chooses names, and each is two streams of the control plane.
+/// The most destinations by name that are kept. The sender of a request chooses the name, and each name takes two
+/// streams of the control plane.
 pub(super) const MAX_NAMES: usize = 1024;
 
 /// One worker's outbound state.

@@ -135,7 +135,7 @@ async fn a_collector_gets_spans_over_mesh_tls() {
     assert_eq!((&*first.span.trace_state, first.span.flags), ("vendor=1", 0x301));
     assert_eq!(first.attribute("direction"), "inbound");
     assert!(first.span.start_time_unix_nano <= first.span.end_time_unix_nano);
-    // Whoever answers in the collector's place gets nothing.
+    // A server without the collector's identity receives nothing.
     let tracing = start_with(&addr("other.obs"), credentials, watch, dns);
     end(&tracing, 2);
     tracing.flush().await;

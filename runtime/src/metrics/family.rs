@@ -1,5 +1,5 @@
-//! A family of metrics that is scraped without a lock: prometheus-client's own holds its lock for as long as it writes
-//! text, and whoever needs a new set of labels meanwhile waits.
+//! A family of metrics that is scraped without a lock: prometheus-client's own holds its lock while it writes text,
+//! and a caller that needs a new label set waits until the lock is released.
 
 use std::{borrow::Borrow as _, collections::HashMap, fmt, hash::Hash, sync::Arc};
 

@@ -2,8 +2,8 @@
 //!
 //! The clock runs while everything that has arrived is taken: the socket is empty, and every request has had its turn. When
 //! this process is late, because all clients come at once or the processors are busy with other work, the clock
-//! stands: whoever did everything right is not closed for it, asks again, and makes the process later still. Who sends little
-//! by little gains nothing, because what was counted stays.
+//! stands. Otherwise the server would close connections of clients that did everything right, and their retries would
+//! delay the process further. A client that sends little by little gains nothing, because what was counted stays.
 
 use std::{
     sync::Arc,

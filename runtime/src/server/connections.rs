@@ -210,8 +210,8 @@ impl Connections {
 
 impl Table {
     /// The connection that is closed for a new one.
-    fn victim(&self, newcomer: Option<IpAddr>) -> Option<u64> {
-        let share = newcomer.map_or(usize::MAX, |newcomer| self.connections_of(newcomer).saturating_add(1));
+    fn victim(&self, source: Option<IpAddr>) -> Option<u64> {
+        let share = source.map_or(usize::MAX, |source| self.connections_of(source).saturating_add(1));
         let rank = |(id, entry): (&u64, &Entry)| {
             let connections = self.connections_of(entry.source.addr);
             (entry.is_spare() || connections > share).then_some(((connections, entry.rank(*id)), *id))

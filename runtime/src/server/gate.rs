@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_finds_nothing_to_read_or_goes_lets_the_next_one_read() {
+    fn a_reader_that_finds_nothing_or_goes_lets_the_next_one_read() {
         let mut gate = Gate::new(32);
         (0..32).for_each(|_| gate.waits(address(1)));
         for connection in 1..=4 {

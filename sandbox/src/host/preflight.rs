@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_with_its_cure() {
+    fn what_is_missing_is_named_with_its_remedy() {
         let error = find_binary(("/nowhere/weft".into(), BUILD)).unwrap_err().to_string();
         assert!(error.contains("/nowhere/weft") && error.contains("cargo build"), "{error}");
         assert!(find_tool("no-such-tool", "nothing").is_err());

@@ -30,7 +30,7 @@ use weft_test_kit::actor::{self, Place};
 
 pub use measure::{Connected, Flooded, Nanoseconds};
 pub use program::now;
-pub use talk::{Answered, Heard, Hearing};
+pub use talk::{Answered, CountingServer, Received};
 
 use crate::load;
 
@@ -97,7 +97,7 @@ pub enum Order {
     /// Send a request to the program's HTTP server on loopback.
     Get(u16, String),
     /// Counts of the listeners since they serve.
-    Hear,
+    Received,
     /// Counts of the answers since dialling began; dialling continues.
     Answers,
     /// Serve or send load, for the bench of the proxy.
@@ -121,8 +121,8 @@ pub enum Reply {
     Said(u64),
     /// Of [`Order::Get`]: the whole answer; none while it does not listen.
     Got(Option<String>),
-    /// Of [`Order::Hear`].
-    Heard(Heard),
+    /// Of [`Order::Received`].
+    Received(Received),
     /// Of [`Order::Answers`].
     Answered(Answered),
     /// Of [`Order::Load`].
@@ -195,7 +195,7 @@ pub fn run(place: &Place) -> anyhow::Result<()> {
 struct Process {
     listeners: Vec<TcpListener>,
     listening_since: Option<Instant>,
-    hearing: Hearing,
+    server: CountingServer,
     dialling: Option<talk::Dialling>,
     program: Option<program::Program>,
     load: load::Process,
@@ -226,7 +226,7 @@ impl Process {
             }
             Order::Serve(byte) => {
                 for listener in &self.listeners {
-                    self.hearing.serve(listener.try_clone()?, byte)?;
+                    self.server.serve(listener.try_clone()?, byte)?;
                 }
             }
             Order::Dial(target) => self.dialling = Some(talk::Dialling::start(target)?),
@@ -236,7 +236,7 @@ impl Process {
             Order::Says(text) => return Ok(Reply::Said(self.program()?.says(&text)?)),
             Order::Get(port, path) => return Ok(Reply::Got(self.program()?.get(port, &path)?)),
             Order::Load(order) => return Ok(Reply::Loaded(self.load.follow(order)?)),
-            Order::Hear => return Ok(Reply::Heard(self.hearing.heard())),
+            Order::Received => return Ok(Reply::Received(self.server.received())),
             Order::Answers => {
                 return Ok(Reply::Answered(self.dialling.as_ref().context("it does not dial")?.answered()));
             }

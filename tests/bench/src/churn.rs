@@ -24,7 +24,7 @@ use tokio::task::JoinSet;
 use weft_test_kit::wait::until;
 
 use super::{
-    actor::{Actor, Answered, Heard, Order, Reply},
+    actor::{Actor, Answered, Order, Received, Reply},
     enrolment::proxy_addresses,
     kernel::Holdings,
     machine::Machine,
@@ -73,9 +73,9 @@ pub struct Traffic {
     /// Pods that started and stopped.
     pub pods: u32,
     /// Counts of the server elsewhere: must be zero.
-    pub server: Heard,
+    pub server: Received,
     /// Counts of the applications: must be zero.
-    pub applications: Heard,
+    pub applications: Received,
     /// Answers to applications.
     pub out: Answered,
     /// Answers to the clients elsewhere.
@@ -133,7 +133,7 @@ pub async fn run(node: &mut Node, effort: Effort) -> anyhow::Result<Churn> {
     let mut elsewhere = Elsewhere::start(node).await?;
     let mut control = Traffic::default();
     batch(node, &mut elsewhere, effort.control, false, &mut control).await?;
-    control.server = elsewhere.heard().await?;
+    control.server = elsewhere.received().await?;
     // A new process, so the server's count starts at zero.
     elsewhere.server.kill().await?;
     let mut elsewhere = Elsewhere::start(node).await?;
@@ -148,13 +148,13 @@ pub async fn run(node: &mut Node, effort: Effort) -> anyhow::Result<Churn> {
             meshed.pods,
             effort.pods,
             started.elapsed().as_secs_f64(),
-            meshed.applications.bytes + elsewhere.heard().await?.bytes
+            meshed.applications.bytes + elsewhere.received().await?.bytes
         );
         if warm.is_none() && meshed.pods * 10 >= effort.pods {
             warm = Some((meshed.pods, State::of(node).await?));
         }
     }
-    meshed.server = elsewhere.heard().await?;
+    meshed.server = elsewhere.received().await?;
     // Everything is to be removed within the deadline; what is left then is a violation.
     let clean = until(CLEAN_WITHIN, async || {
         let after = State::of(node).await.map_err(|error| (State::default(), error.to_string()))?;
@@ -192,8 +192,8 @@ impl Elsewhere {
         Ok(Self { pod, server })
     }
 
-    async fn heard(&mut self) -> anyhow::Result<Heard> {
-        heard(&mut self.server).await
+    async fn received(&mut self) -> anyhow::Result<Received> {
+        received(&mut self.server).await
     }
 }
 
@@ -238,7 +238,7 @@ struct Life {
 
 /// Results of one pod.
 struct Lived {
-    application: Heard,
+    application: Received,
     out: Answered,
     inward: Answered,
     attested_ms: f64,
@@ -271,14 +271,14 @@ impl Life {
             attempts(&mut application, ATTEMPTS).await?;
             attempts(&mut client, ATTEMPTS).await?;
         }
-        let (heard, out) = (heard(&mut application).await?, answered(&mut application).await?);
+        let (received, out) = (received(&mut application).await?, answered(&mut application).await?);
         application.kill().await?;
         let inward = answered(&mut client).await?;
         client.kill().await?;
         if let (Some(agent), End::Orderly | End::ProxyFirst) = (&self.agent, self.end) {
             agent.withdraw(&self.pod).await?;
         }
-        Ok(Lived { application: heard, out, inward, attested_ms })
+        Ok(Lived { application: received, out, inward, attested_ms })
     }
 }
 
@@ -296,9 +296,9 @@ async fn attempts(actor: &mut Actor, count: u64) -> anyhow::Result<()> {
     }
 }
 
-async fn heard(actor: &mut Actor) -> anyhow::Result<Heard> {
-    match actor.tell(&Order::Hear).await? {
-        Reply::Heard(heard) => Ok(heard),
+async fn received(actor: &mut Actor) -> anyhow::Result<Received> {
+    match actor.tell(&Order::Received).await? {
+        Reply::Received(received) => Ok(received),
         other => bail!("unexpected {other:?}"),
     }
 }
@@ -356,10 +356,13 @@ impl Churn {
             }
         };
         let (control, meshed) = (&self.control, &self.meshed);
-        require(control.server.bytes > 0, "the control's server heard nothing: the bench is deaf".to_owned());
-        require(control.applications.bytes > 0, "the control's applications heard nothing".to_owned());
-        require(meshed.server.connections == 0, format!("the server heard {:?}", meshed.server));
-        require(meshed.applications.connections == 0, format!("applications heard {:?}", meshed.applications));
+        require(
+            control.server.bytes > 0,
+            "the control's server received nothing: the bench detects no traffic".to_owned(),
+        );
+        require(control.applications.bytes > 0, "the control's applications received nothing".to_owned());
+        require(meshed.server.connections == 0, format!("the server received {:?}", meshed.server));
+        require(meshed.applications.connections == 0, format!("applications received {:?}", meshed.applications));
         let (server, application) = (meshed.answers('S'), meshed.answers('A'));
         require(server + application == 0, format!("answers around the proxy: {server} out, {application} in"));
         for (direction, answered) in [("out", &meshed.out), ("in", &meshed.inward)] {

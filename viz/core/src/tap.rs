@@ -77,7 +77,7 @@ pub(crate) async fn open<F: Fleet>(
         }
     };
     let observe = observe_request(&request, max_rps)?;
-    // Whoever asks learns at once that the pods are not known.
+    // The client gets an error at once if the pods are not known.
     let pods = collector.pods(&target.namespace).await?;
     let (events_tx, events) = mpsc::channel(QUEUE);
     let shared = Arc::new(Tapping {

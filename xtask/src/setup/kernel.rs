@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn each_lack_is_one_line_with_a_cure() {
+    fn each_lack_is_one_line_with_a_remedy() {
         let cases: [(&str, Facts, &str); 5] = [
             ("user", Facts { root: false, ..good() }, "not root"),
             ("old kernel", Facts { release: "5.10.0-28-amd64".to_owned(), ..good() }, "too old"),

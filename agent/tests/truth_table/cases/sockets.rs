@@ -297,7 +297,7 @@ pub(crate) const CASES: &[Case] = &[
         outcome: seen(&[("syn-ack", "192.0.2.7")]),
         differs: differs(
             fails("EAGAIN"),
-            "the packet leaves the pod, and whoever has the address may answer: Weft sees connect(2) and sockets of TCP. Drop `CAP_NET_RAW`",
+            "the packet leaves the pod, and the host with the address may answer: Weft sees connect(2) and sockets of TCP. Drop `CAP_NET_RAW`",
         ),
         ..UNTOUCHED
     },

@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn troubles_name_their_cure() {
+    fn troubles_name_their_remedy() {
         let api = |code: u16| {
             let status = kube::core::Status { code, message: "no".to_owned(), ..kube::core::Status::default() };
             watcher::Error::WatchStartFailed(kube::Error::Api(Box::new(status)))

@@ -24,7 +24,7 @@ fn served(connection: &Connection) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_newcomer_replaces_the_connection_that_is_missed_least() {
+async fn a_new_connection_replaces_the_one_that_is_missed_least() {
     let connections = full_at(3);
     let admit = |source| {
         let connections = connections.clone();
@@ -37,14 +37,14 @@ async fn a_newcomer_replaces_the_connection_that_is_missed_least() {
     served(&asked_before);
     let older = admit(ATTACKER).await.unwrap();
     let younger = admit(ATTACKER).await.unwrap();
-    let newcomer = admit(ATTACKER).await.unwrap();
-    assert!(is_open(&asked_before) && is_open(&younger) && is_open(&newcomer), "the oldest silent one goes");
+    let replacement = admit(ATTACKER).await.unwrap();
+    assert!(is_open(&asked_before) && is_open(&younger) && is_open(&replacement), "the oldest silent one goes");
     assert_eq!(older.overdue().await, Overdue::Evicted);
-    let being_answered = newcomer.handle().begin();
+    let being_answered = replacement.handle().begin();
     being_answered.received();
     let still_arriving = younger.handle().begin();
     let last = admit(ATTACKER).await.unwrap();
-    assert!(!is_open(&younger) && is_open(&newcomer), "a request that has not arrived keeps no place");
+    assert!(!is_open(&younger) && is_open(&replacement), "a request that has not arrived keeps no place");
     drop(still_arriving);
     served(&last);
     let next = admit(ATTACKER).await.unwrap();
@@ -63,8 +63,8 @@ async fn a_connection_whose_requests_were_refused_goes_before_an_older_one_that_
     // From the same address, as all clients behind the sidecar are.
     let refused = connections.admit(API_SERVER).unwrap();
     served(&refused);
-    let newcomer = connections.admit(API_SERVER).unwrap();
-    assert!(is_open(&api_server) && !is_open(&refused) && is_open(&newcomer));
+    let replacement = connections.admit(API_SERVER).unwrap();
+    assert!(is_open(&api_server) && !is_open(&refused) && is_open(&replacement));
 }
 
 #[tokio::test]
@@ -127,9 +127,9 @@ async fn connections_in_use_go_only_when_their_source_has_more_than_its_share() 
     let exchanges: Vec<_> = flood.iter().map(|connection| connection.handle().begin()).collect();
     exchanges.iter().for_each(Exchange::received);
     assert!(connections.admit(ATTACKER).is_none(), "more than its share");
-    let newcomer = connections.admit(API_SERVER).unwrap();
-    assert!(is_open(&newcomer) && connections.table().open.len() == 4);
-    drop((newcomer, exchanges, flood));
+    let replacement = connections.admit(API_SERVER).unwrap();
+    assert!(is_open(&replacement) && connections.table().open.len() == 4);
+    drop((replacement, exchanges, flood));
     assert!(connections.table().open.is_empty() && connections.table().sources.is_empty());
 }
 

@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 
 /// Counts of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Heard {
+pub struct Received {
     /// Connections accepted.
     pub connections: u64,
     /// Bytes read.
@@ -39,17 +39,17 @@ pub struct Answered {
     pub failed: BTreeMap<String, u64>,
 }
 
-/// The servers' count, shared by their threads.
+/// Servers in threads, which share one count.
 #[derive(Clone, Debug, Default)]
-pub struct Hearing(Arc<Mutex<Heard>>);
+pub struct CountingServer(Arc<Mutex<Received>>);
 
 /// A client in a thread; it runs until the process ends.
 #[derive(Debug)]
 pub(super) struct Dialling(Arc<Mutex<Answered>>);
 
-impl Hearing {
+impl CountingServer {
     pub(super) fn serve(&self, listener: TcpListener, byte: u8) -> io::Result<()> {
-        let heard = Arc::clone(&self.0);
+        let received = Arc::clone(&self.0);
         // Measuring processes accept by themselves.
         listener.set_nonblocking(false)?;
         thread::Builder::new().spawn(move || {
@@ -60,9 +60,9 @@ impl Hearing {
                 let _ = stream.set_read_timeout(Some(PATIENCE));
                 let count = stream.read(&mut buffer).unwrap_or(0);
                 {
-                    let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
-                    heard.connections += 1;
-                    heard.bytes += count as u64;
+                    let mut received = received.lock().unwrap_or_else(PoisonError::into_inner);
+                    received.connections += 1;
+                    received.bytes += count as u64;
                 }
                 let _ = stream.write_all(&[byte]);
             }
@@ -70,7 +70,7 @@ impl Hearing {
         Ok(())
     }
 
-    pub(super) fn heard(&self) -> Heard {
+    pub(super) fn received(&self) -> Received {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -121,9 +121,9 @@ mod tests {
     fn a_server_counts_what_it_hears_and_says_who_it_is() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let target = listener.local_addr().unwrap();
-        let hearing = Hearing::default();
-        hearing.serve(listener, b'P').unwrap();
+        let server = CountingServer::default();
+        server.serve(listener, b'P').unwrap();
         assert_eq!(dial(target).unwrap(), b'P');
-        assert_eq!(hearing.heard(), Heard { connections: 1, bytes: MESSAGE.len() as u64 });
+        assert_eq!(server.received(), Received { connections: 1, bytes: MESSAGE.len() as u64 });
     }
 }

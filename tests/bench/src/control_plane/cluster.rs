@@ -115,9 +115,9 @@ impl Cluster {
         match self.own {
             Some(own) => own.down().await,
             None => {
-                let cure = || format!("objects labelled {RUN_LABEL}={} may be left, delete them", created.run);
+                let remedy = || format!("objects labelled {RUN_LABEL}={} may be left, delete them", created.run);
                 let removing = remove_objects(&self.kubeconfig, created, &self.installed);
-                timeout(ENDS_WITHIN, removing).await.context("not removed in time").flatten().with_context(cure)
+                timeout(ENDS_WITHIN, removing).await.context("not removed in time").flatten().with_context(remedy)
             }
         }
     }
@@ -138,13 +138,13 @@ impl Own {
     }
 
     async fn down(&self) -> anyhow::Result<()> {
-        let cure = || format!("`cargo xtask kube down --name {}` removes what is left", self.name);
+        let remedy = || format!("`cargo xtask kube down --name {}` removes what is left", self.name);
         let mut down = self.command(&["kube", "down", "--name", &self.name]);
         // Ctrl-C must not interrupt this one.
         let status = down.process_group(0).stdout(Stdio::null()).status();
-        let status = timeout(ENDS_WITHIN, status).await.with_context(cure)?.with_context(cure)?;
+        let status = timeout(ENDS_WITHIN, status).await.with_context(remedy)?.with_context(remedy)?;
         if !status.success() {
-            bail!("`kube down` ended with {status}: {}", cure());
+            bail!("`kube down` ended with {status}: {}", remedy());
         }
         Ok(())
     }

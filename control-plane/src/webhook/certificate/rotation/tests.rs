@@ -100,7 +100,7 @@ fn an_empty_secret_is_filled_and_made_known() {
 }
 
 #[test]
-fn nothing_happens_before_both_objects_were_heard_of() {
+fn nothing_happens_before_both_objects_are_observed() {
     let mut rotation = Rotation::new(&PROXY_INJECTOR, "linkerd".to_owned(), HOUR);
     assert!(rotation.plan(SystemTime::now()).steps.is_empty());
     rotation.observe_secret(Some(&secret(&[], None)));
