@@ -33,6 +33,16 @@ pub(crate) enum Fault {
     After(Toward, usize, Cut),
 }
 
+impl Fault {
+    /// Every cut, after none of the bytes and after so many, in both directions.
+    pub(crate) fn at(to_server: usize, to_client: usize) -> impl Iterator<Item = Self> {
+        let places =
+            [(Toward::Server, 0), (Toward::Server, to_server), (Toward::Client, 0), (Toward::Client, to_client)];
+        let cuts = [Cut::Reset, Cut::Close, Cut::HalfClose, Cut::Silence];
+        places.into_iter().flat_map(move |(toward, bytes)| cuts.map(|cut| Self::After(toward, bytes, cut)))
+    }
+}
+
 /// A direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Toward {

@@ -4,6 +4,7 @@ use std::{
     collections::HashMap,
     net::{Ipv4Addr, SocketAddr},
     sync::Arc,
+    time::Duration,
 };
 
 use hickory_resolver::{
@@ -24,13 +25,32 @@ use tokio::net::UdpSocket;
 use super::Dns;
 use crate::{config::DnsConfig, metrics::Counters};
 
+/// How long resolvers of tests wait for an answer.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(200);
+
 /// The records of a name by their type, with their TTL in seconds.
 type Records = HashMap<(Name, RecordType), (u32, Vec<RData>)>;
+
+/// What is wrong with a server's answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// There are none.
+    Silence,
+    /// They are not messages.
+    Garbage,
+    /// They answer another question.
+    Foreign,
+    /// They say that the server failed.
+    Failure,
+    /// They have no records, and say that there is more over TCP, where nobody listens.
+    Truncation,
+}
 
 /// The server. It ends with the test's runtime.
 pub(crate) struct DnsServer {
     addr: SocketAddr,
     records: Arc<Mutex<Records>>,
+    trouble: Arc<Mutex<Option<Trouble>>>,
 }
 
 impl DnsServer {
@@ -40,6 +60,8 @@ impl DnsServer {
         let addr = socket.local_addr().unwrap();
         let records = Arc::<Mutex<Records>>::default();
         let served = Arc::clone(&records);
+        let trouble = Arc::<Mutex<Option<Trouble>>>::default();
+        let troubled = Arc::clone(&trouble);
         tokio::spawn(async move {
             let mut packet = [0; 4096];
             while let Ok((length, client)) = socket.recv_from(&mut packet).await {
@@ -57,10 +79,31 @@ impl DnsServer {
                         answer.answers = records.into_iter().map(record).collect();
                     }
                 }
-                socket.send_to(&answer.to_vec().unwrap(), client).await.unwrap();
+                let mut garbage = None;
+                match *troubled.lock() {
+                    None => {}
+                    Some(Trouble::Silence) => continue,
+                    Some(Trouble::Garbage) => garbage = Some(b"HTTP/1.1 400 Bad Request".to_vec()),
+                    Some(Trouble::Foreign) => answer.metadata.id = answer.metadata.id.wrapping_add(1),
+                    Some(Trouble::Failure) => {
+                        answer.answers.clear();
+                        answer.metadata.response_code = ResponseCode::ServFail;
+                    }
+                    Some(Trouble::Truncation) => {
+                        answer.answers.clear();
+                        answer.metadata.truncation = true;
+                    }
+                }
+                let answer = garbage.unwrap_or_else(|| answer.to_vec().unwrap());
+                socket.send_to(&answer, client).await.unwrap();
             }
         });
-        Self { addr, records }
+        Self { addr, records, trouble }
+    }
+
+    /// Sets what is wrong from now on.
+    pub(crate) fn trouble(&self, trouble: Option<Trouble>) {
+        *self.trouble.lock() = trouble;
     }
 
     /// Sets the A records of a name.
@@ -85,7 +128,8 @@ impl DnsServer {
         server.connections = vec![connection];
         let mut config = ResolverConfig::default();
         config.name_servers = vec![server];
-        let builder = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
+        let mut builder = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
+        builder.options_mut().timeout = PATIENCE;
         Dns::build(builder, resolutions, ttl).unwrap()
     }
 }

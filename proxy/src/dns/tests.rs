@@ -1,6 +1,9 @@
 //! Answers of a real DNS server.
 
-use super::{testing::DnsServer, *};
+use super::{
+    testing::{DnsServer, PATIENCE, Trouble},
+    *,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -54,5 +57,29 @@ async fn the_settings_bound_the_ttl_of_records() {
         let valid_until = dns.resolve(name, 80).await.unwrap().valid_until.unwrap();
         let left = valid_until.duration_since(Instant::now());
         assert!(least * SECOND <= left && left <= most * SECOND, "{name} {min:?} {max:?}: {left:?}");
+    }
+}
+
+#[tokio::test]
+async fn faults_between_a_proxy_and_its_resolver_are_errors_in_time_and_end() {
+    for trouble in
+        [Trouble::Silence, Trouble::Garbage, Trouble::Foreign, Trouble::Failure, Trouble::Truncation].map(Some)
+    {
+        let server = DnsServer::start().await;
+        server.set_a("policy.test.", 5, &[Ipv4Addr::LOCALHOST]);
+        let dns = server.resolver(Counters::default(), DnsConfig::default());
+        server.trouble(trouble);
+        // Seldom more than a second: SRV, then A and AAAA, each asked three times.
+        let first = tokio::time::timeout(10 * SECOND, dns.resolve("policy.test.", 80)).await;
+        let first = first.unwrap_or_else(|_| panic!("{trouble:?} hangs"));
+        assert!(first.is_err(), "{trouble:?}: {first:?}");
+        server.trouble(None);
+        // A name that was said not to exist is not asked about for a second.
+        let healed = async {
+            while dns.resolve("policy.test.", 80).await.is_err() {
+                tokio::time::sleep(PATIENCE / 10).await;
+            }
+        };
+        tokio::time::timeout(10 * SECOND, healed).await.unwrap_or_else(|_| panic!("{trouble:?} stays"));
     }
 }

@@ -1,5 +1,7 @@
 //! Spans from the headers of a request to a collector over gRPC.
 
+use std::time::Duration;
+
 use http::Request;
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -18,6 +20,7 @@ use super::{
 use crate::{
     config::{ControlAddr, DnsConfig, TraceConfig},
     dns::testing::DnsServer,
+    faults::{Fault, FaultyHop},
     inbound::testing::Mesh,
     metrics::Counters,
     testing::eventually,
@@ -26,6 +29,9 @@ use crate::{
 const SAMPLED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 const TRACE: [u8; 16] = 0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736_u128.to_be_bytes();
 const COLLECTOR: &str = "otel.obs.serviceaccount.identity.linkerd.cluster.local";
+
+/// Longer than all attempts at one batch.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 fn request(traceparent: &str) -> Request<()> {
     let request = Request::builder().uri("http://web/path?query").header("traceparent", traceparent);
@@ -152,6 +158,29 @@ async fn what_a_collector_could_not_take_is_sent_again() {
     tracing.flush().await;
     let [attempts, answers, exported, dropped @ ..] = tracing.counted();
     assert_eq!((attempts, answers, exported, dropped), (collector.asked() as u64, 1, 3, [0; 3]));
+}
+
+#[tokio::test]
+async fn faults_between_a_proxy_and_its_collector_cost_spans_that_are_counted_and_nothing_else() {
+    let tried = Fault::at(100, 60).map(async |fault| {
+        let collector = Collector::new(Answer::Accept);
+        let faulty = FaultyHop::start(collector.serve().await, move || fault);
+        let (drain, watch) = Drain::new();
+        let (_, credentials) = watch::channel(None);
+        let tracing = start(&TraceConfig::to("127.0.0.1", faulty.addr.port()), credentials, watch);
+        end(&tracing, 3);
+        let flushed = tokio::time::timeout(PATIENCE, tracing.flush()).await;
+        assert!(flushed.is_ok() && faulty.cuts() > 0, "{fault:?} hangs");
+        let [.., exported, full, failed, rejected] = tracing.counted();
+        assert_eq!((exported + failed, full, rejected), (3, 0, 0), "{fault:?}");
+        faulty.heal();
+        let seen = collector.spans().len();
+        end(&tracing, 1);
+        tokio::time::timeout(PATIENCE, tracing.flush()).await.unwrap_or_else(|_| panic!("{fault:?} stays"));
+        assert!(collector.spans().len() > seen, "after {fault:?}: {:?}", tracing.counted());
+        drop(drain);
+    });
+    futures::future::join_all(tried).await;
 }
 
 #[tokio::test]

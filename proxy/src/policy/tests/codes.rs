@@ -12,7 +12,14 @@ use weft_proto::linkerd::inbound::{
 };
 
 use super::*;
-use crate::{control::Trust, dns::Dns, inbound::testing::Mesh, testing::eventually};
+use crate::{
+    config::Keepalive,
+    control::Trust,
+    dns::Dns,
+    faults::{Fault, FaultyHop},
+    inbound::testing::Mesh,
+    testing::eventually,
+};
 
 /// Longer than the first pause before a call is repeated, which is 100 ms at most.
 const PATIENCE: Duration = Duration::from_millis(250);
@@ -67,6 +74,17 @@ impl InboundServerPolicies for Controller {
     }
 }
 
+/// Policies from the controller on this port.
+fn asking(mut config: Config, port: u16) -> Policies {
+    config.policy.control.port = port;
+    config.inbound.ports = Vec::new();
+    let credentials = watch::channel(Some(Mesh::new().credentials(crate::inbound::testing::OWN))).1;
+    let dns = Dns::new(Default::default()).unwrap();
+    let (trust, limits) = (Trust::Credentials(credentials.clone()), config.control_streams);
+    let client = ControlClient::new(config.policy.control.clone(), trust, dns, limits);
+    Policies::with(Arc::new(config), client, credentials, Handle::current())
+}
+
 #[tokio::test]
 async fn a_refusal_is_final_and_keeps_the_policy_and_other_codes_are_asked_about_again() {
     join_all(
@@ -81,14 +99,7 @@ async fn a_refusal_is_final_and_keeps_the_policy_and_other_codes_are_asked_about
         ]
         .map(async |(stream, expected, calls)| {
             let (controller, port) = Controller::serve([stream]).await;
-            let mut config = waiting();
-            config.policy.control.port = port;
-            config.inbound.ports = Vec::new();
-            let credentials = watch::channel(Some(Mesh::new().credentials(crate::inbound::testing::OWN))).1;
-            let dns = Dns::new(Default::default()).unwrap();
-            let (trust, limits) = (Trust::Credentials(credentials.clone()), config.control_streams);
-            let client = ControlClient::new(config.policy.control.clone(), trust, dns, limits);
-            let policies = Policies::with(Arc::new(config), client, credentials, Handle::current());
+            let policies = asking(waiting(), port);
             let begin = Instant::now();
             let policy = policies.port(8080).await;
             assert!(begin.elapsed() < TIMEOUT, "{stream:?} is no answer");
@@ -100,4 +111,28 @@ async fn a_refusal_is_final_and_keeps_the_policy_and_other_codes_are_asked_about
         }),
     )
     .await;
+}
+
+#[tokio::test]
+async fn faults_between_a_proxy_and_its_policy_controller_hang_nothing_and_the_policy_comes_when_they_end() {
+    let tried = Fault::at(200, 60).map(async |fault| {
+        let (controller, port) = Controller::serve([]).await;
+        let faulty = FaultyHop::start(([127, 0, 0, 1], port).into(), move || fault);
+        let mut config = waiting();
+        config.inbound.policy_timeout = PATIENCE;
+        config.inbound.unanswered = Unanswered::Deny;
+        // Silence is found out by pings, as with a controller that is not on loopback.
+        config.control_streams.keepalive = Some(Keepalive { interval: PATIENCE, timeout: PATIENCE });
+        let policies = asking(config, faulty.addr.port());
+        let first = tokio::time::timeout(TIMEOUT, policies.port(8080)).await;
+        let policy = first.unwrap_or_else(|_| panic!("{fault:?} hangs"));
+        assert!(["unanswered", "web"].contains(&&*name(&policy)), "{fault:?}");
+        eventually("the connection is cut", || faulty.cuts() > 0).await;
+        faulty.heal();
+        let calls = controller.calls();
+        eventually("the policy comes", || name(&policy) == "web").await;
+        // What was watched over the connection that was cut is watched again.
+        controller.more_than(calls.saturating_sub(1)).await;
+    });
+    join_all(tried).await;
 }
