@@ -17,7 +17,7 @@ use anyhow::Context as _;
 use http::uri::{Authority, Scheme, Uri};
 use hyper::body::Incoming;
 use tokio::net::UnixStream;
-use tonic::{Code, Request, Status, metadata::MetadataValue};
+use tonic::{Code, Request, Status, Streaming, metadata::MetadataValue};
 use weft_proto::spiffe::{X509svidRequest, X509svidResponse, spiffe_workload_api_client::SpiffeWorkloadApiClient};
 use weft_tls::{
     anchors::AnchorsError,
@@ -29,6 +29,10 @@ use crate::control::{Backoff, Sender, handshake};
 
 /// First and longest pause between attempts: Linkerd's. The agent is on the same node.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+
+/// Time for the first certificate of a stream. Later ones come when the agent has something new, so that silence is no
+/// failure then.
+const FIRST_UPDATE: Duration = Duration::from_secs(10);
 
 /// The metadata without which the API answers nothing, so that a request cannot be forged through a browser.
 const HEADER: &str = "workload.spiffe.io";
@@ -43,6 +47,9 @@ enum SpireError {
         #[source]
         source: io::Error,
     },
+    /// Nothing came.
+    #[error("the SPIFFE Workload API delivers nothing: is its agent overloaded, or not connected to its server?")]
+    Silent,
     /// The API refuses, or the stream broke.
     #[error("the SPIFFE Workload API did not deliver: {code:?}: {message}")]
     Stream { code: Code, message: String },
@@ -82,24 +89,9 @@ async fn stream(
     publisher: &Publisher,
     backoff: &mut Backoff,
 ) -> Result<std::convert::Infallible, SpireError> {
-    let connect = |source| SpireError::Connect { path: socket.display().to_string(), source };
-    let stream = UnixStream::connect(socket).await.map_err(connect)?;
-    let sender = handshake(stream, None).await.map_err(connect)?;
-    let mut request = Request::new(X509svidRequest {});
-    request.metadata_mut().insert(HEADER, MetadataValue::from_static("true"));
-    let mut client = SpiffeWorkloadApiClient::new(SocketClient(sender));
-    let mut updates = client.fetch_x509svid(request).await?.into_inner();
-    let mut is_reported = false;
+    let opened = tokio::time::timeout(FIRST_UPDATE, open(socket)).await;
+    let (mut updates, mut update) = opened.unwrap_or(Err(SpireError::Silent))?;
     loop {
-        let update = tokio::select! {
-            update = updates.message() => update?.ok_or(SpireError::Ended)?,
-            // The stream is silent while the agent has nothing new, whatever has expired.
-            () = publisher.expired(), if !is_reported => {
-                is_reported = true;
-                continue;
-            }
-        };
-        is_reported = false;
         match credentials(update, publisher) {
             Ok(credentials) => {
                 backoff.reset();
@@ -108,7 +100,28 @@ async fn stream(
             // The next update may be another, so that the stream stays.
             Err(error) => publisher.failed(&error),
         }
+        let mut is_reported = false;
+        update = loop {
+            tokio::select! {
+                next = updates.message() => break next?.ok_or(SpireError::Ended)?,
+                // The stream is silent while the agent has nothing new, whatever has expired.
+                () = publisher.expired(), if !is_reported => is_reported = true,
+            }
+        };
     }
+}
+
+/// Opens a stream, and waits for its first update.
+async fn open(socket: &Path) -> Result<(Streaming<X509svidResponse>, X509svidResponse), SpireError> {
+    let connect = |source| SpireError::Connect { path: socket.display().to_string(), source };
+    let stream = UnixStream::connect(socket).await.map_err(connect)?;
+    let sender = handshake(stream, None).await.map_err(connect)?;
+    let mut request = Request::new(X509svidRequest {});
+    request.metadata_mut().insert(HEADER, MetadataValue::from_static("true"));
+    let mut client = SpiffeWorkloadApiClient::new(SocketClient(sender));
+    let mut updates = client.fetch_x509svid(request).await?.into_inner();
+    let first = updates.message().await?.ok_or(SpireError::Ended)?;
+    Ok((updates, first))
 }
 
 fn credentials(update: X509svidResponse, publisher: &Publisher) -> Result<Credentials, SpireError> {

@@ -27,7 +27,7 @@ use crate::{
 
 const OWN: &str = "spiffe://mesh.test/ns/demo/web";
 const SERVER_NAME: &str = "web.demo.mesh.test";
-const DEADLINE: Duration = Duration::from_secs(30);
+const DEADLINE: Duration = Duration::from_secs(120);
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// Delivers what is published; without the metadata it refuses as the specification says.
@@ -178,6 +178,40 @@ async fn the_proxy_waits_for_the_agent_and_follows_its_svids() {
             credentials.wait_for(|now| now.as_ref().is_some_and(|now| now.expiry() > first.expiry())).await.unwrap();
         })
         .await;
+}
+
+/// Faults of the hop: an agent that accepts and is silent, says something else, or goes.
+#[tokio::test(start_paused = true)]
+async fn faults_between_a_proxy_and_its_spire_agent_are_reported_and_end() {
+    type Trouble = fn(tokio::net::UnixStream) -> Option<tokio::net::UnixStream>;
+    let garbage: Trouble = |stream| {
+        let _ = stream.try_write(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        Some(stream)
+    };
+    for (what, trouble) in [("silence", Some as Trouble), ("an end", |_| None), ("garbage", garbage)] {
+        let world = World::new();
+        let listener = UnixListener::bind(world.socket()).unwrap();
+        let troubled = tokio::spawn(async move {
+            let mut held = Vec::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                stream.writable().await.unwrap();
+                held.extend(trouble(stream));
+            }
+        });
+        world
+            .following(async {
+                while world.failures() < 3 {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+                assert!(world.credentials.borrow().is_none(), "{what}");
+                troubled.abort();
+                std::fs::remove_file(world.socket()).unwrap();
+                world.deliver(vec![world.domain.svid(OWN, SystemTime::now() + HOUR)]);
+                world.serve();
+                world.credentials.clone().wait_for(Option::is_some).await.unwrap();
+            })
+            .await;
+    }
 }
 
 #[tokio::test]
