@@ -58,6 +58,12 @@ pub(super) fn start(world: &World) {
         if kind == "StatefulSet" {
             object["spec"]["serviceName"] = json!(name);
             object["spec"]["podManagementPolicy"] = json!("Parallel");
+            // Beside the HTTP probe: one that connects, and one that runs in the container.
+            let container = &mut object["spec"]["template"]["spec"]["containers"][0];
+            let command = json!(["/weft-client", "http1", "--target", format!("localhost:{PORT}"), "--count", "1"]);
+            container["startupProbe"] = json!({"exec": {"command": command}, "periodSeconds": 1, "timeoutSeconds": 5,
+                "failureThreshold": 60});
+            container["livenessProbe"] = json!({"tcpSocket": {"port": PORT}, "periodSeconds": 1, "timeoutSeconds": 5});
         }
         restricted(&mut object["spec"]["template"]["spec"]);
         object
@@ -114,6 +120,11 @@ pub(super) fn stateful_set(world: &mut World) {
     }
     let all = ask(&format!("database.workloads:{PORT}"));
     assert!(all.iter().all(|pod| pod.starts_with("database-")) && !all.is_empty(), "{all:?}");
+    // No probe failed: of HTTP, of TCP, or of a command.
+    let pods = world.cluster.get(&["-n", NAMESPACE, "pods", "-l", "app=database"]).unwrap();
+    let statuses = pods["items"].as_array().unwrap().iter().map(|pod| &pod["status"]["containerStatuses"][0]);
+    let statuses: Vec<_> = statuses.map(|it| (&it["started"], &it["ready"], &it["restartCount"])).collect();
+    assert_eq!(statuses, [(&json!(true), &json!(true), &json!(0)); 2]);
 }
 
 /// A port of the node leads to a meshed pod, from outside the cluster.
