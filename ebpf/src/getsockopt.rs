@@ -190,6 +190,9 @@ fn attestation(ctx: &SockoptContext) -> bool {
     if !maps::listens(netns_cookie, pod, pod.inbound_port) {
         flags &= !INBOUND;
     }
+    if !maps::is_current(netns_cookie, pod) {
+        return false;
+    }
     // SAFETY: the buffer has these bytes.
     unsafe {
         write_volatile(value.cast::<u32>(), flags);

@@ -3,6 +3,7 @@
 use core::{
     convert::Infallible,
     ptr::{self, read_volatile},
+    sync::atomic::{Ordering, compiler_fence},
 };
 
 use aya_ebpf::{
@@ -96,11 +97,20 @@ impl<T> InheritedStorage<T> {
     }
 }
 
-/// The entry of a network namespace, if it belongs to a meshed pod.
+/// The entry of a network namespace, if it belongs to a meshed pod. When it is replaced or removed, the kernel (since 6.1)
+/// writes another pod's entry into the same memory at once: before anything passes, ask [`is_current`].
 #[inline(always)]
 pub(crate) fn pod(netns_cookie: u64) -> Option<&'static Pod> {
-    // SAFETY: the map is not preallocated, so an entry that is replaced meanwhile stays intact until the program ends.
+    // SAFETY: the memory remains an entry of this map until the program ends (RCU), and every bit pattern is one.
     unsafe { PODS.get_ptr(netns_cookie).map(|pod| &*pod) }
+}
+
+/// Whether everything that was read so far from the entry of a network namespace was this namespace's.
+#[inline(always)]
+pub(crate) fn is_current(netns_cookie: u64, pod: &Pod) -> bool {
+    // The compiler takes an entry for constant, and may not move reads behind the look-up.
+    compiler_fence(Ordering::SeqCst);
+    PODS.get_ptr(netns_cookie).is_some_and(|current| ptr::eq(current, pod))
 }
 
 /// The cookie that a pod's stub left for this look-up; 0, which no namespace has, if another look-up came between them on

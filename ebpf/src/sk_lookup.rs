@@ -39,6 +39,8 @@ pub fn weft_sk_lookup(ctx: SkLookupContext) -> u32 {
         || pod.is_some_and(|pod| maps::skips_port(pod, netns_cookie, Direction::Inbound, local.port)),
         || pod.is_some_and(|pod| maps::skips_subnet(pod, netns_cookie, &client.address)),
     );
+    let is_current = pod.is_none_or(|pod| maps::is_current(netns_cookie, pod));
+    let decision = if is_current { decision } else { Decision::of(Verdict::DenyUnknownPod) };
     let verdict = steer(&ctx, netns_cookie, pod, decision, &client);
     if verdict == Verdict::PassLoopback || verdict == Verdict::PassOwnAddress {
         // The connect program has reported the other end.

@@ -30,7 +30,7 @@ const AGENT: &str = env!("CARGO_BIN_EXE_weft-agent");
 
 type Check = (&'static str, fn(&mut World));
 
-const CHECKS: [Check; 40] = [
+const CHECKS: [Check; 41] = [
     ("agent: ten crashes in a row are not noticed", crashes::ten_crashes_in_a_row),
     ("agent: killed at any step of a first start, the next one completes it", crashes::killed_while_starting),
     ("agent: killed at any step of an update, the next one completes it", crashes::killed_while_updating),
@@ -65,11 +65,12 @@ const CHECKS: [Check; 40] = [
     ),
     ("pod: a proxy with thousands of descriptors is taken over", pods::proxy_with_many_descriptors),
     ("pod: a proxy that listens already loses no connection when its pod comes", pods::running_proxy_keeps_its_clients),
-    ("pod: a descriptor that hangs whoever closes it delays nobody else", hung::delays_nobody_else),
+    ("pod: a descriptor whose close hangs delays no other pod", hung::delays_nobody_else),
     ("pod: a proxy that crashes again and again is back with its listener", pods::proxy_crash_loop),
     ("pod: a source port used again has its own destination", pods::source_port_reuse),
     ("pod: sockets of other processes and of before the enrolment", pods::inherited_sockets),
     ("pod: a namespace without an entry, and the cookie 0", pods::unknown_cookies),
+    ("pod: an entry that is replaced while a program reads it lets nothing pass", pods::replaced_while_read),
     ("privilege: the chart's capabilities are enough", privilege::enough),
     ("privilege: none of the capabilities is too much", privilege::not_too_much),
     ("privilege: what the confinement forbids", privilege::confinement),

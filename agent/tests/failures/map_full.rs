@@ -28,7 +28,7 @@ use weft_test_kit::{
 use crate::{kernel, load::Load};
 
 /// Cookies that no namespace has: the kernel counts up from 1.
-const NOBODY: u64 = 1 << 60;
+pub(crate) const NOBODY: u64 = 1 << 60;
 
 /// The maps of hand-overs, whose entries are otherwise written by programs only.
 type Flows = HashMap<MapData, [u8; size_of::<FlowKey>()], [u8; size_of::<Flow>()]>;

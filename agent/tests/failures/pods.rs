@@ -8,12 +8,15 @@ use std::{
 };
 
 use nix::sys::resource::{Resource, setrlimit};
+use weft_ebpf_abi::pod::{BYPASSED, Pod as Entry};
+use weft_proto::agent::Direction;
 use weft_test_kit::{
+    agent::verdicts,
     pod::{APPLICATION_UID, PROXY_UID, Pod},
     world::{Mesh, World},
 };
 
-use crate::kernel;
+use crate::{kernel, map_full::NOBODY};
 
 /// More descriptors than a process may have by default.
 const DESCRIPTORS: u64 = 4096;
@@ -185,5 +188,32 @@ pub(crate) fn unknown_cookies(world: &mut World) {
         |verdict: &weft_proto::agent::VerdictCount| verdict.verdict == "deny_unknown_pod" && verdict.count > 0;
     assert!(world.status().verdicts.iter().any(unknown));
     world.mesh("b");
+    mesh.is_meshed(world);
+}
+
+/// The kernel uses the memory of a replaced entry again at once, for the next entry that is written on that processor: a
+/// program that still reads the first one reads the second.
+pub(crate) fn replaced_while_read(world: &mut World) {
+    const REPLACED_AT_ONCE: usize = 100_000;
+    const MET: u64 = 1000;
+    let mesh = Mesh::new(world);
+    let cookie = world.status().pods.iter().find(|pod| pod.pod.as_ref().unwrap().name == "a").unwrap().netns_cookie;
+    let mut pods = kernel::pods(&world.pins());
+    let entry = pods.get(&cookie, 0).unwrap();
+    let bypassed = Entry { flags: entry.flags | BYPASSED, ..entry };
+    let mut busy = world.pod("a", APPLICATION_UID);
+    busy.ok("flood");
+    world.eventually("connections that meet a replacement", |world| {
+        for _ in 0..REPLACED_AT_ONCE {
+            pods.insert(cookie, entry, 0).unwrap();
+            pods.insert(NOBODY, bypassed, 0).unwrap();
+        }
+        let status = world.status();
+        let outbound = |verdict| verdicts(&status, Direction::Outbound, verdict);
+        assert_eq!(outbound("pass_pod_bypassed"), 0, "of {} connections", outbound("pass_loopback"));
+        (outbound("deny_unknown_pod") > MET).then_some(())
+    });
+    drop(busy);
+    // The agent removes the entry of nobody by itself.
     mesh.is_meshed(world);
 }

@@ -59,7 +59,7 @@ pub enum Verdict {
     DenyNoListener = 10,
     /// Refused: the kernel had no memory for the original destination.
     DenyNoMemory = 11,
-    /// Refused: steering is attached, but the pod's entry is gone.
+    /// Refused: steering is attached, but the pod's entry is gone, or was replaced during the decision.
     DenyUnknownPod = 12,
     /// Refused: the socket is bound to a device (SO_BINDTODEVICE) from which the kernel does not release it, and the
     /// proxy cannot be reached through that device.
