@@ -32,8 +32,8 @@ pub(crate) struct EndpointInfo {
     pub(crate) authority_override: Option<Authority>,
     /// Whether it may be sent nothing in plaintext: the Service is annotated with `weft.io/require-mtls`.
     pub(crate) requires_tls: bool,
-    /// HTTP/2 keepalive of connections to it.
-    pub(crate) keepalive: Option<Keepalive>,
+    /// HTTP/2 pings on connections to it.
+    pub(crate) pings: Option<Pings>,
     /// Metric labels, with the prefix `dst_`.
     pub(crate) labels: Labels,
     /// Whether the control plane knows it.
@@ -50,6 +50,15 @@ pub(crate) enum ProtocolHint {
     Http2,
     /// The port's policy forwards bytes: a transport header must not announce HTTP, or the endpoint's proxy answers 404.
     Opaque,
+}
+
+/// HTTP/2 pings on connections to an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pings {
+    /// How often, and for how long an answer may be missing.
+    pub(crate) keepalive: Keepalive,
+    /// Whether a connection without streams is pinged, too.
+    pub(crate) while_idle: bool,
 }
 
 /// The identity that an endpoint must prove.
@@ -94,7 +103,7 @@ impl EndpointInfo {
             transport_port: None,
             authority_override: None,
             requires_tls: false,
-            keepalive: None,
+            pings: None,
             labels: Vec::new(),
             is_discovered: false,
         }
@@ -140,10 +149,11 @@ impl EndpointInfo {
             Some(over) if !over.authority_override.is_empty() => Some(over.authority_override.parse()?),
             _ => None,
         };
-        let keepalive = message.http2.and_then(|http2| http2.keep_alive).and_then(|keepalive| {
+        let pings = message.http2.and_then(|http2| http2.keep_alive).and_then(|keepalive| {
             let interval = Duration::try_from(keepalive.interval?).ok()?;
             let timeout = Duration::try_from(keepalive.timeout?).ok()?;
-            (!interval.is_zero()).then_some(Keepalive { interval, timeout })
+            let pings = Pings { keepalive: Keepalive { interval, timeout }, while_idle: keepalive.while_idle };
+            (!interval.is_zero()).then_some(pings)
         });
         let requires_tls = message.metric_labels.get(REQUIRE_MTLS).is_some_and(|value| value == "true");
         let labels = read_labels(set_labels, &message.metric_labels);
@@ -154,7 +164,7 @@ impl EndpointInfo {
             transport_port,
             authority_override,
             requires_tls,
-            keepalive,
+            pings,
             labels,
             is_discovered: true,
         })

@@ -1,4 +1,6 @@
-//! HTTP/2 frames as bytes, for tests of clients that no library would be.
+//! HTTP/2 frames as bytes, for tests of peers that no library would be.
+
+use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 /// The client's preface and its empty SETTINGS.
 pub(crate) fn preface() -> Vec<u8> {
@@ -30,4 +32,22 @@ pub(crate) fn stream(n: u32) -> u32 {
 /// A GET on that stream that is reset at once.
 pub(crate) fn canceled(n: u32, path: &str) -> Vec<u8> {
     [frame(1, 5, stream(n), &head(0x82, path)), frame(3, 0, stream(n), &[0, 0, 0, 8])].concat()
+}
+
+/// A frame from the peer.
+pub(crate) struct Received {
+    pub(crate) kind: u8,
+    pub(crate) flags: u8,
+    pub(crate) stream: u32,
+    pub(crate) payload: Vec<u8>,
+}
+
+/// The next frame; `None` when the connection ends.
+pub(crate) async fn next_frame(peer: &mut (impl AsyncRead + Unpin)) -> Option<Received> {
+    let mut head = [0; 9];
+    peer.read_exact(&mut head).await.ok()?;
+    let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+    peer.read_exact(&mut payload).await.ok()?;
+    let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+    Some(Received { kind: head[3], flags: head[4], stream, payload })
 }

@@ -28,12 +28,16 @@ pub(crate) struct SharedConnections<E> {
 
 struct Open {
     sender: SendRequest<Bytes>,
-    streams: Arc<AtomicUsize>,
+    streams: Streams,
 }
+
+/// The number of streams on a connection whose responses were not read to their end.
+#[derive(Clone, Debug)]
+pub(crate) struct Streams(Arc<AtomicUsize>);
 
 /// A stream's place on a connection, until its response was read.
 #[derive(Debug)]
-pub(crate) struct StreamPermit(Arc<AtomicUsize>);
+pub(crate) struct StreamPermit(Streams);
 
 /// Why there is no connection that takes a request.
 #[derive(Debug)]
@@ -51,13 +55,13 @@ impl<E> SharedConnections<E> {
         Self { open: Mutex::default(), connecting: tokio::sync::Mutex::default(), failures: AtomicU64::new(0), limit }
     }
 
-    /// A connection that can take a request, made by `connect` if there is none with room.
+    /// A connection that can take a request, made by `connect`, which gets the number of its streams, if there is none with room.
     ///
     /// # Errors
     /// See [`GetError`].
     pub(crate) async fn get<F>(
         &self,
-        connect: impl FnOnce() -> F,
+        connect: impl FnOnce(Streams) -> F,
     ) -> Result<(SendRequest<Bytes>, StreamPermit), GetError<E>>
     where
         F: Future<Output = Result<SendRequest<Bytes>, E>>,
@@ -69,7 +73,10 @@ impl<E> SharedConnections<E> {
         Box::pin(self.open(connect)).await
     }
 
-    async fn open<F>(&self, connect: impl FnOnce() -> F) -> Result<(SendRequest<Bytes>, StreamPermit), GetError<E>>
+    async fn open<F>(
+        &self,
+        connect: impl FnOnce(Streams) -> F,
+    ) -> Result<(SendRequest<Bytes>, StreamPermit), GetError<E>>
     where
         F: Future<Output = Result<SendRequest<Bytes>, E>>,
     {
@@ -81,7 +88,8 @@ impl<E> SharedConnections<E> {
         if let Some(error) = failed.as_ref().filter(|_| self.failures.load(Ordering::Relaxed) != failures) {
             return Err(GetError::Connect(Arc::clone(error)));
         }
-        let sender = match connect().await {
+        let streams = Streams(Arc::new(AtomicUsize::new(1)));
+        let sender = match connect(streams.clone()).await {
             Ok(sender) => sender,
             Err(error) => {
                 self.failures.fetch_add(1, Ordering::Relaxed);
@@ -89,8 +97,7 @@ impl<E> SharedConnections<E> {
             }
         };
         *failed = None;
-        let streams = Arc::new(AtomicUsize::new(1));
-        let permit = StreamPermit(Arc::clone(&streams));
+        let permit = StreamPermit(streams.clone());
         self.open.lock().push(Open { sender: sender.clone(), streams });
         Ok((sender.ready().await.map_err(GetError::Http2)?, permit))
     }
@@ -111,10 +118,10 @@ impl<E> SharedConnections<E> {
         open.retain_mut(Open::is_usable);
         let first = open.iter().find(|open| {
             let limit = self.limit.min(open.sender.current_max_send_streams());
-            open.streams.load(Ordering::Relaxed) < limit
+            open.streams.count() < limit
         })?;
-        first.streams.fetch_add(1, Ordering::Relaxed);
-        Some((first.sender.clone(), StreamPermit(Arc::clone(&first.streams))))
+        first.streams.0.fetch_add(1, Ordering::Relaxed);
+        Some((first.sender.clone(), StreamPermit(first.streams.clone())))
     }
 
     /// Drops connections that take no more requests, for the task of a connection that has ended.
@@ -132,7 +139,7 @@ impl<E> SharedConnections<E> {
     pub(crate) fn purge(&self) {
         let mut open = self.open.lock();
         let mut is_first = true;
-        open.retain(|open| std::mem::take(&mut is_first) || open.streams.load(Ordering::Relaxed) > 0);
+        open.retain(|open| std::mem::take(&mut is_first) || open.streams.count() > 0);
     }
 }
 
@@ -142,9 +149,16 @@ impl Open {
     }
 }
 
+impl Streams {
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 impl Drop for StreamPermit {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -177,7 +191,7 @@ mod tests {
     async fn a_burst_of_requests_makes_one_attempt_and_shares_its_failure() {
         let shared = shared(10);
         let attempts = AtomicU64::new(0);
-        let refused = || async {
+        let refused = |_| async {
             attempts.fetch_add(1, Ordering::Relaxed);
             yield_now().await;
             Err("refused")
@@ -198,14 +212,14 @@ mod tests {
     async fn a_connection_is_shared_until_it_has_ended() {
         let shared = shared(10);
         let (sender, held) = connection().await;
-        assert!(shared.get(|| async { Ok::<_, ()>(sender) }).await.is_ok());
-        assert!(shared.get(|| async { Err(()) }).await.is_ok(), "the second request needs no connection of its own");
+        assert!(shared.get(|_| async { Ok::<_, ()>(sender) }).await.is_ok());
+        assert!(shared.get(|_| async { Err(()) }).await.is_ok(), "the second request needs no connection of its own");
         shared.drop_unusable();
         assert_eq!(shared.open.lock().len(), 1);
         drop(held);
         shared.drop_unusable();
         assert!(shared.open.lock().is_empty());
-        assert!(matches!(shared.get(|| async { Err(()) }).await, Err(GetError::Connect(_))));
+        assert!(matches!(shared.get(|_| async { Err(()) }).await, Err(GetError::Connect(_))));
     }
 
     #[tokio::test]
@@ -213,18 +227,15 @@ mod tests {
         let shared = shared(2);
         let (first, _first) = connection().await;
         let (second, _second) = connection().await;
-        let (_, one) = shared.get(|| async { Ok::<_, ()>(first) }).await.unwrap();
-        let (_, two) = shared.get(|| async { Err(()) }).await.unwrap();
-        let (_, three) = shared.get(|| async { Ok::<_, ()>(second) }).await.unwrap();
+        let (_, one) = shared.get(|_| async { Ok::<_, ()>(first) }).await.unwrap();
+        let (_, two) = shared.get(|_| async { Err(()) }).await.unwrap();
+        let (_, three) = shared.get(|_| async { Ok::<_, ()>(second) }).await.unwrap();
         shared.purge();
         assert_eq!(shared.open.lock().len(), 2);
         drop(one);
-        let (_, four) = shared.get(|| async { Err(()) }).await.unwrap();
+        let (_, four) = shared.get(|_| async { Err(()) }).await.unwrap();
         drop(three);
-        assert_eq!(
-            shared.open.lock().iter().map(|open| open.streams.load(Ordering::Relaxed)).collect::<Vec<_>>(),
-            [2, 0]
-        );
+        assert_eq!(shared.open.lock().iter().map(|open| open.streams.count()).collect::<Vec<_>>(), [2, 0]);
         shared.purge();
         assert_eq!(shared.open.lock().len(), 1, "the second is not needed any more");
         drop((two, four));

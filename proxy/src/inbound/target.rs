@@ -260,7 +260,7 @@ impl ApplicationPort {
     }
 
     async fn http2_sender(self: &Arc<Self>) -> Result<(Http2Sender, StreamPermit), SendError> {
-        self.http2.get(|| self.connect_http2()).await.map_err(|error| match error {
+        self.http2.get(|_| self.connect_http2()).await.map_err(|error| match error {
             GetError::Connect(error) => error.into(),
             GetError::Http2(error) => SendError::Http2(error),
         })

@@ -18,12 +18,13 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::endpoint::{ConnectError, Endpoint};
 use crate::{
-    config::{Http2Config, Keepalive},
+    config::Http2Config,
+    discover::endpoint::Pings,
     http::{
         body::{Again, Body, H2Body},
         pool::copy_of_head,
         serve::MAX_HEADER_LIST_BYTES,
-        shared_connections::{GetError, StreamPermit},
+        shared_connections::{GetError, StreamPermit, Streams},
     },
     io::{Corked, Uncork, cork},
     transport_header::SessionProtocol,
@@ -130,7 +131,7 @@ fn was_not_processed(error: &::h2::Error) -> bool {
 /// A connection that can take a request, opened if there is none with room.
 async fn sender(endpoint: &Arc<Endpoint>) -> Result<(SendRequest<Bytes>, StreamPermit), Arc<ConnectError>> {
     let addr = endpoint.info.addr;
-    endpoint.h2.get(|| connect(endpoint)).await.map_err(|error| match error {
+    endpoint.h2.get(|streams| connect(endpoint, streams)).await.map_err(|error| match error {
         GetError::Connect(error) => error,
         GetError::Http2(source) => Arc::new(ConnectError::Http2 { addr, source }),
     })
@@ -160,20 +161,20 @@ where
 }
 
 #[expect(clippy::disallowed_methods, reason = "drives a connection, and ends when the last request on it has")]
-async fn connect(endpoint: &Arc<Endpoint>) -> Result<SendRequest<Bytes>, ConnectError> {
+async fn connect(endpoint: &Arc<Endpoint>, streams: Streams) -> Result<SendRequest<Bytes>, ConnectError> {
     let stream = endpoint.connect(Some(SessionProtocol::Http2)).await?;
     let addr = endpoint.info.addr;
     let (sender, mut connection, uncork) = handshake(stream, &endpoint.shared.config.http2, INITIAL_STREAMS)
         .await
         .map_err(|source| ConnectError::Http2 { addr, source })?;
-    let keepalive = endpoint.info.keepalive.zip(connection.ping_pong());
+    let pings = endpoint.info.pings.zip(connection.ping_pong());
     let owner = Arc::downgrade(endpoint);
     tokio::spawn(async move {
-        let ended = match keepalive {
+        let ended = match pings {
             None => uncork.drive(connection).await,
-            Some((keepalive, pings)) => tokio::select! {
+            Some((pings, sender)) => tokio::select! {
                 ended = uncork.drive(connection) => ended,
-                () = keep_alive(keepalive, pings) => {
+                () = keep_alive(pings, sender, streams) => {
                     tracing::debug!(dst.addr = %addr, "endpoint does not answer pings");
                     Ok(())
                 }
@@ -190,10 +191,13 @@ async fn connect(endpoint: &Arc<Endpoint>) -> Result<SendRequest<Bytes>, Connect
 }
 
 /// Pings until an answer is missing.
-async fn keep_alive(keepalive: Keepalive, mut pings: PingPong) {
+async fn keep_alive(Pings { keepalive, while_idle }: Pings, mut sender: PingPong, streams: Streams) {
     loop {
         tokio::time::sleep(keepalive.interval).await;
-        let answer = tokio::time::timeout(keepalive.timeout, pings.ping(Ping::opaque())).await;
+        if !while_idle && streams.count() == 0 {
+            continue;
+        }
+        let answer = tokio::time::timeout(keepalive.timeout, sender.ping(Ping::opaque())).await;
         if !matches!(answer, Ok(Ok(_))) {
             return;
         }

@@ -14,7 +14,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use super::{metrics::scrape, *};
 use crate::{
     config::{Keepalive, SocketConfig},
-    http::frames::{canceled, frame, head, preface, stream},
+    http::frames::{Received, canceled, frame, head, next_frame, preface, stream},
     listen,
 };
 
@@ -50,24 +50,6 @@ async fn held_app() -> (SocketAddr, mpsc::UnboundedReceiver<oneshot::Sender<()>>
         }
     });
     (addr.await, releases)
-}
-
-/// A frame that the proxy sent.
-struct Received {
-    kind: u8,
-    flags: u8,
-    stream: u32,
-    payload: Vec<u8>,
-}
-
-/// The next frame; `None` when the connection ends.
-async fn next_frame(client: &mut Box<dyn Duplex>) -> Option<Received> {
-    let mut head = [0; 9];
-    client.read_exact(&mut head).await.ok()?;
-    let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
-    client.read_exact(&mut payload).await.ok()?;
-    let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
-    Some(Received { kind: head[3], flags: head[4], stream, payload })
 }
 
 #[tokio::test]

@@ -2,8 +2,13 @@
 
 use std::sync::atomic::AtomicUsize;
 
-use super::*;
-use crate::transport_header::{ALPN, TransportHeader};
+use weft_proto::linkerd::destination::{Http2ClientParams, http2_client_params::KeepAlive};
+
+use super::{resilience::duration, *};
+use crate::{
+    http::frames::{Received, frame, next_frame},
+    transport_header::{ALPN, TransportHeader},
+};
 
 /// A proxy whose clients call one service.
 async fn proxy(change: impl FnOnce(&mut Config)) -> Proxy {
@@ -131,4 +136,77 @@ async fn an_endpoint_that_takes_no_connection_in_time_is_a_gateway_timeout() {
     assert_eq!(response.headers()["l5d-proxy-error"], "connect timed out");
     assert_eq!(response.headers()["connection"], "close");
     assert!(proxy.scrape().contains(r#"outbound_http_errors_total{error="connect timeout"} 1"#));
+}
+
+/// An application of HTTP/2 that answers the first request of a connection completely, and others with a head alone, and counts pings.
+async fn pinged() -> (SocketAddr, Arc<AtomicUsize>) {
+    const HEADERS: u8 = 1;
+    const SETTINGS: u8 = 4;
+    const PING: u8 = 6;
+    const ACK: u8 = 1;
+    const END_STREAM: u8 = 1;
+    const END_HEADERS: u8 = 4;
+    let pings = Arc::<AtomicUsize>::default();
+    let counted = Arc::clone(&pings);
+    let addr = serve_each(move |mut stream| {
+        let counted = Arc::clone(&counted);
+        async move {
+            let mut preface = [0; 24];
+            stream.read_exact(&mut preface).await.unwrap();
+            let mut is_first = true;
+            stream.write_all(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
+            while let Some(Received { kind, flags, stream: id, payload }) = next_frame(&mut stream).await {
+                let answer = match kind {
+                    SETTINGS if flags & ACK == 0 => frame(SETTINGS, ACK, 0, &[]),
+                    PING if flags & ACK == 0 => {
+                        counted.fetch_add(1, Ordering::Relaxed);
+                        frame(PING, ACK, 0, &payload)
+                    }
+                    // `:status` 200 in HPACK.
+                    HEADERS => {
+                        let end = if std::mem::take(&mut is_first) { END_STREAM } else { 0 };
+                        frame(HEADERS, END_HEADERS | end, id, &[0x88])
+                    }
+                    _ => continue,
+                };
+                if stream.write_all(&answer).await.is_err() {
+                    return;
+                }
+            }
+        }
+    });
+    (addr.await, pings)
+}
+
+#[tokio::test]
+async fn connections_are_pinged_as_the_endpoint_says_and_idle_ones_only_if_it_says_so() {
+    const INTERVAL: Duration = Duration::from_millis(20);
+    for while_idle in [true, false] {
+        let proxy = proxy(|_| {}).await;
+        let (app, pings) = pinged().await;
+        let count = || pings.load(Ordering::Relaxed);
+        let mut pinging = endpoint(app, None);
+        let keep_alive = KeepAlive { interval: duration(INTERVAL), timeout: duration(100 * INTERVAL), while_idle };
+        pinging.http2 = Some(Http2ClientParams { keep_alive: Some(keep_alive), ..Default::default() });
+        proxy.control.update(SERVICE, add(vec![pinging]));
+        let mut client = proxy.http2().await;
+        let mut ask = async || {
+            let request = Request::get("http://server.demo/").body(Full::default()).unwrap();
+            client.send_request(request).await.unwrap()
+        };
+        assert_eq!(text(ask().await).await, "");
+        // One may be on its way.
+        tokio::time::sleep(3 * INTERVAL).await;
+        let before = count();
+        if while_idle {
+            crate::testing::eventually("an idle connection is pinged", || count() > before + 3).await;
+        } else {
+            tokio::time::sleep(15 * INTERVAL).await;
+            assert_eq!(count(), before, "an idle connection is pinged");
+        }
+        let before = count();
+        let held = ask().await;
+        crate::testing::eventually("a connection with a stream is pinged", || count() > before + 3).await;
+        drop(held);
+    }
 }
