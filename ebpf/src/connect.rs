@@ -90,8 +90,9 @@ fn connect(ctx: &SockAddrContext, destination: &Address) -> Outcome {
         || facts(pod, sk),
         || pod.is_some_and(|pod| maps::skips_port(pod, netns_cookie, Direction::Outbound, port)),
     );
+    let is_current = pod.is_none_or(|pod| maps::is_current(netns_cookie, pod));
+    let decision = if is_current { decision } else { Decision::of(Verdict::DenyUnknownPod) };
     let Some(pod) = pod.filter(|_| decision.verdict.is_counted()) else { return Outcome::Proceed };
-    let decision = if maps::is_current(netns_cookie, pod) { decision } else { Decision::of(Verdict::DenyUnknownPod) };
     namespace::carry(sk, netns_cookie);
     let watched = maps::watched();
     let process = process(watched);
