@@ -97,8 +97,8 @@ impl Effects {
     fn of(chart: &Chart, values: &Json) -> Result<Self> {
         let (mut manifests, mut config) = (Vec::new(), None);
         for manifest in chart.manifests("mesh", values)? {
-            let object = document::parse_yaml(&manifest)?;
-            if object["kind"] == "ConfigMap" && object["metadata"]["name"] == "linkerd-config" {
+            if manifest.contains("\nkind: ConfigMap\n") && manifest.contains("\n  name: linkerd-config\n") {
+                let object = document::parse_yaml(&manifest)?;
                 // It has a copy of every value, which proves nothing.
                 config = object["data"]["values"].as_str().map(str::to_owned);
                 let common = ["labels", "annotations"].map(|field| format!("{:?}", object["metadata"][field]));
@@ -123,7 +123,8 @@ impl Effects {
         };
         let control_plane = serde_json::from_value(json!({"metadata": {
             "labels": {"linkerd.io/control-plane-component": "destination"},
-            "annotations": {"weft.io/bypass": "true", "weft.io/proxy-exemption": "user"}}}))?;
+            "annotations": {"weft.io/bypass": "true", "weft.io/proxy-exemption": "user"},
+        }}))?;
         let of_the_control_plane = Some(Redirection::of(&control_plane, &redirection)?);
         Ok(Self { manifests, injected: Some(injected), of_the_control_plane })
     }
@@ -142,6 +143,7 @@ fn leaves(values: &Json, path: &[String], into: &mut Vec<Vec<String>>) {
 /// A chart, and what it makes of values that are set over others.
 struct Subject {
     chart: Chart,
+    schema: Json,
     defaults: Json,
     /// Without which it renders nothing.
     required: Json,
@@ -158,7 +160,23 @@ impl Subject {
             _ => json!({}),
         };
         let (_, plain) = render(&chart, required.clone()).unwrap();
-        Self { defaults: chart.defaults().unwrap(), required, plain, chart }
+        let schema = serde_json::from_str(file(&chart.files, "values.schema.json").unwrap()).unwrap();
+        Self { defaults: chart.defaults().unwrap(), schema, required, plain, chart }
+    }
+
+    /// Whether the schema of the value at a path allows this one: it is much quicker asked than the whole.
+    fn allows(&self, path: &[String], other: &Json) -> bool {
+        let mut at = &self.schema;
+        for key in path {
+            while let Some(reference) = at["$ref"].as_str() {
+                at = self.schema.pointer(reference.trim_start_matches('#')).unwrap();
+            }
+            let named = at["properties"].get(key);
+            let Some(inner) = named.or_else(|| at.get("additionalProperties")) else { return true };
+            at = inner;
+        }
+        let schema = json!({"definitions": self.schema["definitions"], "allOf": [at]});
+        schema::mistakes(&schema, other).unwrap().is_empty()
     }
 
     /// What has to be set for the value at a path to matter, if anything.
@@ -185,7 +203,7 @@ impl Subject {
         let mut before = self.defaults.clone();
         merge(&mut before, base.clone());
         let mut refusals = Vec::new();
-        for other in others(&at(&before)) {
+        for other in others(&at(&before)).into_iter().filter(|other| self.allows(path, other)) {
             let mut set = base.clone();
             merge(&mut set, path.iter().rev().fold(other.clone(), |inner, key| json!({key: inner})));
             match render(&self.chart, set) {
