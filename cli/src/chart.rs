@@ -8,7 +8,7 @@
 //! error, and never left out. Nothing is downloaded, and no cluster is asked.
 
 #[cfg(test)]
-mod effects;
+pub(crate) mod effects;
 mod functions;
 mod lex;
 mod parse;

@@ -379,13 +379,16 @@ mod tests {
     fn a_bypass_is_told_when_it_begins_and_when_it_ends() {
         let bypass = |value: &str| web(&json!({"metadata": {"annotations": {"weft.io/bypass": value}}}));
         let mut f = Fixture::new(vec![Event::Apply(web(&json!({})))]);
-        let mut told = Vec::new();
+        let mut events = Vec::new();
         for value in ["false", "true", "true", "false"] {
             f.apply(Event::Apply(bypass(value)));
             f.attempt(&enrolled(7));
-            told.push(f.plan.take_reports().into_iter().map(|report| report.event).collect::<Vec<_>>());
+            events.push(f.plan.take_reports().into_iter().map(|report| report.event).collect::<Vec<_>>());
         }
-        assert_eq!(told, [vec![], vec![EnrolmentEvent::Bypassed(true)], vec![], vec![EnrolmentEvent::Bypassed(false)]]);
+        assert_eq!(
+            events,
+            [vec![], vec![EnrolmentEvent::Bypassed(true)], vec![], vec![EnrolmentEvent::Bypassed(false)]]
+        );
     }
 
     #[test]

@@ -166,10 +166,15 @@ pub(crate) fn inherited_sockets(world: &mut World) {
     mesh.is_meshed(world);
 }
 
+/// The cookie of a pod's network namespace.
+fn cookie(world: &World, name: &str) -> u64 {
+    world.status().pods.iter().find(|pod| pod.pod.as_ref().unwrap().name == name).unwrap().netns_cookie
+}
+
 pub(crate) fn unknown_cookies(world: &mut World) {
     let mesh = Mesh::new(world);
     let mut pods = kernel::pods(&world.pins());
-    let cookie = world.status().pods.iter().find(|pod| pod.pod.as_ref().unwrap().name == "b").unwrap().netns_cookie;
+    let cookie = cookie(world, "b");
     let entry = pods.get(&cookie, 0).unwrap();
     // No namespace has the cookie 0: an entry for it belongs to no pod, and is removed.
     pods.insert(0, entry, 0).unwrap();
@@ -197,7 +202,7 @@ pub(crate) fn replaced_while_read(world: &mut World) {
     const REPLACED_AT_ONCE: usize = 100_000;
     const MET: u64 = 1000;
     let mesh = Mesh::new(world);
-    let cookie = world.status().pods.iter().find(|pod| pod.pod.as_ref().unwrap().name == "a").unwrap().netns_cookie;
+    let cookie = cookie(world, "a");
     let mut pods = kernel::pods(&world.pins());
     let entry = pods.get(&cookie, 0).unwrap();
     let bypassed = Entry { flags: entry.flags | BYPASSED, ..entry };
@@ -214,6 +219,6 @@ pub(crate) fn replaced_while_read(world: &mut World) {
         (outbound("deny_unknown_pod") > MET).then_some(())
     });
     drop(busy);
-    // The agent removes the entry of nobody by itself.
+    // The agent's garbage collection removes the other entry: no network namespace has its cookie.
     mesh.is_meshed(world);
 }

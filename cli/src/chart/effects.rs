@@ -83,6 +83,21 @@ const NEEDED: &[(&str, &str)] = &[
     ),
 ];
 
+/// Values without which the control plane's chart renders nothing.
+pub(crate) fn certificates() -> Json {
+    let (certificate, key) = ("-----BEGIN CERTIFICATE-----", "-----BEGIN PRIVATE KEY-----");
+    json!({"identityTrustAnchorsPEM": certificate, "identity": {"issuer": {"tls": {"crtPEM": certificate, "keyPEM": key}}}})
+}
+
+/// The ConfigMap from which the injector and the agent read, which has a copy of every value; and the other manifests,
+/// without its digest. The former is empty where there is none.
+pub(crate) fn apart(manifests: Vec<String>) -> (String, Vec<String>) {
+    let is_config = |text: &String| text.contains("\nkind: ConfigMap\n") && text.contains("\n  name: linkerd-config\n");
+    let (config, others): (Vec<_>, Vec<_>) = manifests.into_iter().partition(is_config);
+    let others = others.iter().map(|text| text.lines().filter(|line| !line.contains("checksum/config:")).collect());
+    (config.concat(), others.collect())
+}
+
 /// What a mesh with these values is.
 #[derive(Debug, PartialEq)]
 struct Effects {
@@ -95,22 +110,12 @@ struct Effects {
 
 impl Effects {
     fn of(chart: &Chart, values: &Json) -> Result<Self> {
-        let (mut manifests, mut config) = (Vec::new(), None);
-        for manifest in chart.manifests("mesh", values)? {
-            if manifest.contains("\nkind: ConfigMap\n") && manifest.contains("\n  name: linkerd-config\n") {
-                let object = document::parse_yaml(&manifest)?;
-                // It has a copy of every value, which proves nothing.
-                config = object["data"]["values"].as_str().map(str::to_owned);
-                let common = ["labels", "annotations"].map(|field| format!("{:?}", object["metadata"][field]));
-                manifests.extend(common);
-                continue;
-            }
-            manifests.push(manifest.lines().filter(|line| !line.contains("checksum/config:")).collect());
-        }
-        let Some(config) = config else {
+        let (config, manifests) = apart(chart.manifests("mesh", values)?);
+        if config.is_empty() {
             return Ok(Self { manifests, injected: None, of_the_control_plane: None });
-        };
-        let values = Values::parse(&config)?;
+        }
+        let config = document::parse_yaml(&config)?;
+        let values = Values::parse(config["data"]["values"].as_str().context("data.values")?)?;
         let redirection = values.redirection()?;
         let pod = serde_json::from_value(json!({
             "metadata": {"name": "web", "namespace": "shop",
@@ -144,24 +149,19 @@ fn leaves(values: &Json, path: &[String], into: &mut Vec<Vec<String>>) {
 struct Subject {
     chart: Chart,
     schema: Json,
-    defaults: Json,
     /// Without which it renders nothing.
     required: Json,
-    plain: Effects,
+    /// Its values with no others than those, and what they make.
+    plain: (Json, Effects),
 }
 
 impl Subject {
     fn new(name: &'static str) -> Self {
         let chart = Chart::read(name).unwrap();
-        let (certificate, key) = ("-----BEGIN CERTIFICATE-----", "-----BEGIN PRIVATE KEY-----");
-        let required = match name {
-            CONTROL_PLANE => json!({"identityTrustAnchorsPEM": certificate,
-                "identity": {"issuer": {"tls": {"crtPEM": certificate, "keyPEM": key}}}}),
-            _ => json!({}),
-        };
-        let (_, plain) = render(&chart, required.clone()).unwrap();
+        let required = if name == CONTROL_PLANE { certificates() } else { json!({}) };
+        let plain = render(&chart, required.clone()).unwrap();
         let schema = serde_json::from_str(file(&chart.files, "values.schema.json").unwrap()).unwrap();
-        Self { defaults: chart.defaults().unwrap(), schema, required, plain, chart }
+        Self { chart, schema, required, plain }
     }
 
     /// Whether the schema of the value at a path allows this one: it is much quicker asked than the whole.
@@ -179,35 +179,22 @@ impl Subject {
         schema::mistakes(&schema, other).unwrap().is_empty()
     }
 
-    /// What has to be set for the value at a path to matter, if anything.
-    fn needed(&self, path: &str) -> Option<Json> {
-        let of_this_chart =
-            |needed: &Json| self.defaults.get(needed.as_object().unwrap().keys().next().unwrap()).is_some();
-        let needed =
-            NEEDED.iter().filter(|(below, _)| path.starts_with(below)).map(|(_, needed)| parsed(needed).unwrap());
-        needed.filter(of_this_chart).reduce(|mut all, needed| {
-            merge(&mut all, needed);
-            all
-        })
-    }
-
     /// Why a value is idle, if it is.
     fn idle(&self, path: &[String]) -> Option<String> {
         let dotted = path.join(".");
         let at = |values: &Json| path.iter().fold(values.clone(), |at, key| at[key].clone());
         let mut base = self.required.clone();
-        let needed = self.needed(&dotted).map(|needed| {
-            merge(&mut base, needed);
-            render(&self.chart, base.clone()).unwrap().1
+        let needed = NEEDED.iter().find(|(below, _)| dotted.starts_with(below)).map(|(_, needed)| {
+            merge(&mut base, parsed(needed).unwrap());
+            render(&self.chart, base.clone()).unwrap()
         });
-        let mut before = self.defaults.clone();
-        merge(&mut before, base.clone());
+        let (values, before) = needed.as_ref().unwrap_or(&self.plain);
         let mut refusals = Vec::new();
-        for other in others(&at(&before)).into_iter().filter(|other| self.allows(path, other)) {
+        for other in others(&at(values)).into_iter().filter(|other| self.allows(path, other)) {
             let mut set = base.clone();
             merge(&mut set, path.iter().rev().fold(other.clone(), |inner, key| json!({key: inner})));
             match render(&self.chart, set) {
-                Ok((_, effects)) if effects != *needed.as_ref().unwrap_or(&self.plain) => return None,
+                Ok((_, effects)) if effects != *before => return None,
                 Ok((values, _)) if self.without_effect(&values).contains(&dotted) => return None,
                 Ok(_) => return Some(format!("{dotted}: {other} changes nothing")),
                 Err(error) => refusals.push(format!("{other}: {error:#}")),
@@ -233,7 +220,7 @@ fn render(chart: &Chart, set: Json) -> Result<(Json, Effects)> {
 
 fn every_value_matters(name: &'static str) {
     let (subject, mut paths) = (Subject::new(name), Vec::new());
-    leaves(&subject.defaults, &[], &mut paths);
+    leaves(&subject.chart.defaults().unwrap(), &[], &mut paths);
     let idle: Vec<_> = paths.iter().filter_map(|path| subject.idle(path)).collect();
     assert!(!paths.is_empty() && idle.is_empty(), "{name}: {idle:#?}");
 }

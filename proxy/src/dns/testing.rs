@@ -26,7 +26,7 @@ use super::Dns;
 use crate::{config::DnsConfig, metrics::Counters};
 
 /// How long resolvers of tests wait for an answer.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(200);
+const PATIENCE: Duration = Duration::from_millis(200);
 
 /// The records of a name by their type, with their TTL in seconds.
 type Records = HashMap<(Name, RecordType), (u32, Vec<RData>)>;
@@ -42,7 +42,7 @@ pub(crate) enum Trouble {
     Foreign,
     /// They say that the server failed.
     Failure,
-    /// They have no records, and say that there is more over TCP, where nobody listens.
+    /// They have no records, and say that there is more over TCP, where no server listens.
     Truncation,
 }
 

@@ -161,7 +161,7 @@ async fn what_a_collector_could_not_take_is_sent_again() {
 }
 
 #[tokio::test]
-async fn faults_between_a_proxy_and_its_collector_cost_spans_that_are_counted_and_nothing_else() {
+async fn faults_to_the_collector_cost_counted_spans_alone() {
     let tried = Fault::at(100, 60).map(async |fault| {
         let collector = Collector::new(Answer::Accept);
         let faulty = FaultyHop::start(collector.serve().await, move || fault);

@@ -1,10 +1,12 @@
 //! Every flag of the table, rendered.
 
 use clap::Parser;
-use serde_json::json;
 
 use super::{super::values::ValueArgs, *};
-use crate::chart::Chart;
+use crate::chart::{
+    Chart,
+    effects::{apart, certificates},
+};
 
 #[derive(Parser)]
 struct CommandLine {
@@ -17,12 +19,6 @@ fn parsed(arguments: &[&str]) -> Result<ValueArgs, clap::Error> {
     CommandLine::try_parse_from(arguments).map(|line| line.values)
 }
 
-/// A mesh with certificates, so that the chart renders.
-fn base() -> Value {
-    let (certificate, key) = ("-----BEGIN CERTIFICATE-----", "-----BEGIN PRIVATE KEY-----");
-    json!({"identityTrustAnchorsPEM": certificate, "identity": {"issuer": {"tls": {"crtPEM": certificate, "keyPEM": key}}}})
-}
-
 struct Rendered {
     values: Value,
     /// The ConfigMap from which the injector and the agent read.
@@ -33,18 +29,9 @@ struct Rendered {
 
 fn rendered(arguments: &[&str]) -> Result<Rendered> {
     let chart = Chart::control_plane()?;
-    let values = chart.values(&parsed(arguments)?.settings(Some(base()))?)?;
-    let manifests = chart.manifests("mesh", &values)?;
-    let (config, others): (Vec<_>, Vec<_>) =
-        manifests.into_iter().partition(|text| text.contains("\n  name: linkerd-config\n"));
-    // The digest of that ConfigMap changes with any value.
-    let others = others.iter().map(|text| text.lines().filter(|line| !line.contains("checksum/config:")).collect());
-    Ok(Rendered {
-        others: others.collect(),
-        config: config.concat(),
-        notes: chart.meaningless("mesh", &values)?,
-        values,
-    })
+    let values = chart.values(&parsed(arguments)?.settings(Some(certificates()))?)?;
+    let (config, others) = apart(chart.manifests("mesh", &values)?);
+    Ok(Rendered { others, config, notes: chart.meaningless("mesh", &values)?, values })
 }
 
 /// Each flag with what is not the chart's default.

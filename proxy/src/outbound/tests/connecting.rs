@@ -178,35 +178,53 @@ async fn pinged() -> (SocketAddr, Arc<AtomicUsize>) {
     (addr.await, pings)
 }
 
-#[tokio::test]
-async fn connections_are_pinged_as_the_endpoint_says_and_idle_ones_only_if_it_says_so() {
-    const INTERVAL: Duration = Duration::from_millis(20);
-    for while_idle in [true, false] {
+/// A client of a proxy whose endpoint is pinged so often, if idle ones are, and the endpoint's count.
+struct Pinged {
+    client: conn::http2::SendRequest<Full<Bytes>>,
+    pings: Arc<AtomicUsize>,
+    _proxy: Proxy,
+}
+
+impl Pinged {
+    async fn start(interval: Duration, while_idle: bool) -> Self {
         let proxy = proxy(|_| {}).await;
         let (app, pings) = pinged().await;
-        let count = || pings.load(Ordering::Relaxed);
         let mut pinging = endpoint(app, None);
-        let keep_alive = KeepAlive { interval: duration(INTERVAL), timeout: duration(100 * INTERVAL), while_idle };
+        let keep_alive = KeepAlive { interval: duration(interval), timeout: duration(100 * interval), while_idle };
         pinging.http2 = Some(Http2ClientParams { keep_alive: Some(keep_alive), ..Default::default() });
         proxy.control.update(SERVICE, add(vec![pinging]));
-        let mut client = proxy.http2().await;
-        let mut ask = async || {
-            let request = Request::get("http://server.demo/").body(Full::default()).unwrap();
-            client.send_request(request).await.unwrap()
-        };
-        assert_eq!(text(ask().await).await, "");
-        // One may be on its way.
-        tokio::time::sleep(3 * INTERVAL).await;
-        let before = count();
-        if while_idle {
-            crate::testing::eventually("an idle connection is pinged", || count() > before + 3).await;
-        } else {
-            tokio::time::sleep(15 * INTERVAL).await;
-            assert_eq!(count(), before, "an idle connection is pinged");
-        }
-        let before = count();
-        let held = ask().await;
-        crate::testing::eventually("a connection with a stream is pinged", || count() > before + 3).await;
-        drop(held);
+        Self { client: proxy.http2().await, pings, _proxy: proxy }
     }
+
+    async fn ask(&mut self) -> Response<Incoming> {
+        let request = Request::get("http://server.demo/").body(Full::default()).unwrap();
+        self.client.send_request(request).await.unwrap()
+    }
+
+    /// Waits for so many further pings.
+    async fn more(&self, pings: usize) {
+        let before = self.count();
+        crate::testing::eventually("the connection is pinged", || self.count() >= before + pings).await;
+    }
+
+    fn count(&self) -> usize {
+        self.pings.load(Ordering::Relaxed)
+    }
+}
+
+#[tokio::test]
+async fn idle_connections_are_pinged_only_if_the_endpoint_says_so() {
+    let interval = Duration::from_millis(20);
+    let (mut always, mut in_use) = (Pinged::start(interval, true).await, Pinged::start(interval, false).await);
+    for pinged in [&mut always, &mut in_use] {
+        assert_eq!(text(pinged.ask().await).await, "");
+    }
+    // One may be on its way.
+    always.more(3).await;
+    let before = in_use.count();
+    always.more(15).await;
+    assert_eq!(in_use.count(), before, "an idle connection is pinged");
+    let held = in_use.ask().await;
+    in_use.more(3).await;
+    drop(held);
 }
