@@ -78,6 +78,8 @@ pub(crate) struct Datapath {
     listeners: Listeners,
     /// Whether a pod was removed since the last search for its flows.
     flows_may_be_stale: bool,
+    /// When clients are looked through next, by CLOCK_MONOTONIC.
+    clients_due: Duration,
     names: Names,
     /// Namespaces that the kernel enrolled and no agent since, with the time at which they were first seen.
     self_enrolled: BTreeMap<u64, Instant>,
@@ -113,6 +115,9 @@ const SELF_ENROLLED_GRACE: Duration = Duration::from_secs(60);
 /// How long a connection may wait in a proxy's accept queue before the agent forgets its original destination: longer than
 /// clients wait for an answer.
 const ABANDONED: Duration = Duration::from_secs(300);
+
+/// How often clients whose connect(2) failed are looked for, which takes two system calls for each open connection.
+const CLIENTS_PERIOD: Duration = Duration::from_secs(60);
 
 /// The reason why a call of the datapath failed.
 #[derive(Debug, thiserror::Error)]
@@ -188,6 +193,7 @@ impl Datapath {
                 cgroup.to_path_buf(),
             ),
             flows_may_be_stale: true,
+            clients_due: Duration::ZERO,
             names: Names::default(),
             self_enrolled: BTreeMap::new(),
             keeper: Keeper::new(&pins)?,
@@ -510,6 +516,10 @@ impl Kernel for Datapath {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let now = Duration::try_from(now).unwrap_or_default();
         self.maps.remove_abandoned(now, ABANDONED)?;
+        if self.clients_due <= now {
+            self.maps.remove_failed_clients(now, ABANDONED)?;
+            self.clients_due = now + CLIENTS_PERIOD;
+        }
         Ok(removed)
     }
 

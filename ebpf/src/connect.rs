@@ -18,7 +18,7 @@ use weft_ebpf_abi::{
     decision::{Caller, Connect, Decision, Remember, decide_connect, remembered},
     event::COMMAND_BYTES,
     pod::{EXEMPTS_CGROUP, Pod},
-    socket::SocketState,
+    socket::{SocketState, kind},
     switch,
     verdict::{Direction, Verdict},
 };
@@ -96,7 +96,7 @@ fn connect(ctx: &SockAddrContext, destination: &Address) -> Outcome {
     namespace::carry(sk, netns_cookie);
     let watched = maps::watched();
     let process = process(watched);
-    let decision = act(ctx, sk, decision, destination, port, &process);
+    let decision = act(ctx, sk, netns_cookie, decision, destination, port, &process);
     let verdict = decision.verdict;
     maps::count(Direction::Outbound, verdict);
     debug!(ctx, "connect netns {} uid {} port {} verdict {}", netns_cookie, process.uid, port, verdict as u32);
@@ -147,6 +147,7 @@ fn process(watched: bool) -> Process {
 fn act(
     ctx: &SockAddrContext,
     sk: *mut bpf_sock,
+    netns_cookie: u64,
     mut decision: Decision,
     destination: &Address,
     port: u16,
@@ -157,7 +158,10 @@ fn act(
     }
     match decision.remember {
         Remember::Unchanged => {}
-        Remember::Nothing => maps::forget(sk),
+        Remember::Nothing => {
+            maps::remove_client(sk);
+            maps::forget(sk);
+        }
         Remember::Destination(kind) => {
             let state = SocketState {
                 destination: remembered(destination),
@@ -168,7 +172,13 @@ fn act(
                 command: process.command,
                 ..SocketState::default()
             };
-            if !maps::remember(sk, &state) {
+            let is_kept = if kind == kind::CLIENT {
+                maps::add_client(sk, netns_cookie, &state) || maps::remember(sk, &state)
+            } else {
+                maps::remove_client(sk);
+                maps::remember(sk, &state)
+            };
+            if !is_kept {
                 // Without memory, at least remove the wrong answer from the socket.
                 maps::forget(sk);
                 if decision.verdict == Verdict::Redirect {

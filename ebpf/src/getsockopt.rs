@@ -9,8 +9,10 @@ use aya_ebpf::{
     macros::cgroup_sockopt,
     programs::SockoptContext,
 };
+use aya_log_ebpf::debug;
 use weft_ebpf_abi::{
     address::Address,
+    counter,
     pod::{INBOUND, OUTBOUND, Pod},
     socket::{FlowKey, SocketState, attest, kind},
 };
@@ -95,13 +97,20 @@ fn original_destination(ctx: &SockoptContext, level: i32) -> bool {
         return false;
     }
     let local = if family == AF_INET { Address::v4(v4) } else { v6 };
-    let known = match maps::socket(sk) {
-        Some(state) if state.kind != kind::BOUND => Some((state.destination, state.port, state.kind)),
+    let remote = if family == AF_INET { Address::v4(remote_v4) } else { remote_v6 };
+    let client = if remote.is_loopback() { maps::client(sk) } else { None };
+    let known = match (client, maps::socket(sk)) {
+        (Some((destination, port)), _) => Some((destination, port, kind::CLIENT)),
+        (None, Some(state)) if state.kind != kind::BOUND => Some((state.destination, state.port, state.kind)),
         // A connection through the proxy's outbound port waits for this question.
         _ if protocol == IPPROTO_TCP && local_port == pod.outbound_port && local.is_loopback() => {
-            let remote = if family == AF_INET { Address::v4(remote_v4) } else { remote_v6 };
             let key = FlowKey { netns_cookie, address: remote, port: u32::from(remote_port), pad: 0 };
-            take(sk, &key).map(|(destination, port)| (destination, port, kind::ACCEPTED))
+            let taken = take(sk, &key).map(|(destination, port)| (destination, port, kind::ACCEPTED));
+            if taken.is_none() && retval != 0 {
+                maps::count_at(counter::FLOW_MISSES);
+                debug!(ctx, "flow miss netns {} port {}", netns_cookie, remote_port);
+            }
+            taken
         }
         _ => None,
     };
@@ -128,13 +137,16 @@ fn original_destination(ctx: &SockoptContext, level: i32) -> bool {
 /// ask again.
 #[inline(always)]
 fn take(sk: *mut bpf_sock, key: &FlowKey) -> Option<(Address, u16)> {
-    let waiting = maps::waiting(key)?;
-    let port = waiting.port as u16;
+    let (destination, port) = maps::waiting(key)
+        .map(|waiting| (waiting.destination, waiting.port))
+        .or_else(|| maps::flow(key).map(|flow| (flow.destination, flow.port)))?;
+    let port = port as u16;
     // Without memory it goes on waiting.
-    if maps::remember(sk, &SocketState::accepted(waiting.destination, port)) {
+    if maps::remember(sk, &SocketState::accepted(destination, port)) {
         maps::stop_waiting(key);
+        maps::remove_flow(key);
     }
-    Some((waiting.destination, port))
+    Some((destination, port))
 }
 
 /// Writes a `sockaddr_in`.

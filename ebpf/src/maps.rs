@@ -13,7 +13,8 @@ use aya_ebpf::{
     },
     btf_maps::{self, SkStorage},
     helpers::generated::{
-        bpf_get_smp_processor_id, bpf_sk_storage_delete, bpf_sk_storage_get, bpf_spin_lock, bpf_spin_unlock,
+        bpf_get_smp_processor_id, bpf_ktime_get_ns, bpf_sk_storage_delete, bpf_sk_storage_get, bpf_spin_lock,
+        bpf_spin_unlock,
     },
     macros::{btf_map, map},
     maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray, RingBuf, SockHash, lpm_trie::Key},
@@ -26,8 +27,8 @@ use weft_ebpf_abi::{
         self, ADMISSION_SLOTS, AdmissionKey, MAX_ADMISSIONS, Owner, Pod, PortBlock, PortBlockKey, SHARED_CGROUP, Subnet,
     },
     socket::{
-        Flow, FlowKey, ListenerKey, Lookup, MAX_LISTENERS, MAX_WAITING, MIN_FLOWS, ProxyKey, Slots, SocketState,
-        Waiting,
+        Client, ClientKey, Flow, FlowKey, ListenerKey, Lookup, MAX_CLIENTS, MAX_LISTENERS, MAX_WAITING, MIN_FLOWS,
+        ProxyKey, Slots, SocketState, Waiting, kind,
     },
     switch,
     verdict::{Direction, Verdict},
@@ -41,6 +42,8 @@ static PORTS: HashMap<PortBlockKey, PortBlock> = HashMap::with_max_entries(pod::
 static SUBNETS: LpmTrie<Subnet, u8> = LpmTrie::with_max_entries(pod::MAX_SUBNETS, BPF_F_NO_PREALLOC);
 #[btf_map]
 static SOCKETS: SkStorage<SocketState> = SkStorage::new();
+#[map]
+static CLIENTS: HashMap<ClientKey, Client> = HashMap::with_max_entries(MAX_CLIENTS, BPF_F_NO_PREALLOC);
 #[btf_map]
 static NAMESPACES: InheritedStorage<u64> = InheritedStorage::new();
 #[map]
@@ -48,7 +51,9 @@ static NAMESPACES: InheritedStorage<u64> = InheritedStorage::new();
 static WAITING: HashMap<FlowKey, Waiting> = HashMap::with_max_entries(MAX_WAITING, 0);
 #[map]
 // The loader enlarges it on nodes with many processors.
-pub(crate) static FLOWS: LruHashMap<FlowKey, Flow> = LruHashMap::with_max_entries(MIN_FLOWS, 0);
+static FLOWS: LruHashMap<FlowKey, Flow> = LruHashMap::with_max_entries(MIN_FLOWS, 0);
+#[map]
+static OVERFLOW: Array<u32> = Array::with_max_entries(1, 0);
 // The loader gives each processor one. An array of its own kind for that may not have a lock.
 #[btf_map]
 static LOOKUPS: btf_maps::Array<Lookup, 1> = btf_maps::Array::new();
@@ -260,10 +265,106 @@ pub(crate) fn waiting(key: &FlowKey) -> Option<Waiting> {
     WAITING.get_ptr(key).map(|connection| unsafe { *connection })
 }
 
+/// Announces a connection that has no room to wait. The map evicts the oldest entry.
+#[inline(always)]
+pub(crate) fn add_flow(key: &FlowKey, flow: &Flow) {
+    let _ = FLOWS.insert(key, flow, 0);
+}
+
+/// A connection that has no room to wait.
+#[inline(always)]
+pub(crate) fn flow(key: &FlowKey) -> Option<Flow> {
+    // SAFETY: an LRU entry may be reused while it is read; it lives for microseconds in a map of a thousand.
+    FLOWS.get_ptr(key).map(|flow| unsafe { *flow })
+}
+
+/// Ends the announcement of such a connection.
+#[inline(always)]
+pub(crate) fn remove_flow(key: &FlowKey) {
+    let _ = FLOWS.remove(key);
+}
+
+/// Notes that connections may be in FLOWS from now on.
+#[inline(always)]
+pub(crate) fn set_overflow() {
+    if let Some(overflow) = OVERFLOW.get_ptr_mut(0) {
+        // SAFETY: one word, and whoever writes it at the same time writes the same.
+        unsafe { overflow.write_volatile(1) };
+    }
+}
+
+/// Whether connections may be in FLOWS.
+#[inline(always)]
+pub(crate) fn overflow() -> bool {
+    OVERFLOW.get(0).is_some_and(|overflow| *overflow != 0)
+}
+
 /// Ends the wait of a connection.
 #[inline(always)]
 pub(crate) fn stop_waiting(key: &FlowKey) {
     let _ = WAITING.remove(key);
+}
+
+/// The key of a client's socket. The verifier lets a program that may read kernel memory use an address as a number.
+#[inline(always)]
+fn client_key(sk: *mut bpf_sock) -> ClientKey {
+    ClientKey(sk as u64)
+}
+
+/// Keeps what a client's socket dialled until the socket closes; false without room.
+#[inline(always)]
+pub(crate) fn add_client(sk: *mut bpf_sock, netns_cookie: u64, state: &SocketState) -> bool {
+    // SAFETY: reads a clock.
+    let connecting_since_ns = unsafe { bpf_ktime_get_ns() };
+    CLIENTS.insert(client_key(sk), Client { state: *state, netns_cookie, connecting_since_ns }, 0).is_ok()
+}
+
+/// What the socket of a redirected connection dialled, wherever that is kept, for a program that runs with the socket
+/// locked; and when connect(2) was called, if that is known. An entry in the map is marked: its SYN is about to be sent,
+/// or was.
+#[inline(always)]
+pub(crate) fn connecting(sk: *mut bpf_sock, netns_cookie: u64) -> Option<(&'static SocketState, u64)> {
+    // SAFETY: as in `pod`. Nothing removes the entry while its socket connects.
+    if let Some(client) = CLIENTS.get_ptr_mut(client_key(sk)).map(|client| unsafe { &mut *client })
+        // One that a closed socket left has another pod's cookie, or this socket's connect(2) would have replaced it.
+        && client.netns_cookie == netns_cookie
+    {
+        let since_ns = client.connecting_since_ns;
+        client.connecting_since_ns = 0;
+        return Some((&client.state, since_ns));
+    }
+    socket(sk).filter(|state| state.kind == kind::CLIENT).map(|state| (state, 0))
+}
+
+/// What a connected client's socket dialled, wherever that is kept.
+#[inline(always)]
+pub(crate) fn dialled(sk: *mut bpf_sock) -> Option<(Address, u16)> {
+    client(sk).or_else(|| {
+        let state = socket(sk).filter(|state| state.kind == kind::CLIENT)?;
+        Some((state.destination, state.port))
+    })
+}
+
+/// The same where it is kept in the map, as that of most is.
+#[inline(always)]
+pub(crate) fn client(sk: *mut bpf_sock) -> Option<(Address, u16)> {
+    let key = client_key(sk);
+    let client = CLIENTS.get_ptr(key)?;
+    // SAFETY: as in `pod`; the entry may be another socket's by now, which the second look-up tells.
+    let (state, connecting) = unsafe { ((*client).state, (*client).connecting_since_ns != 0) };
+    compiler_fence(Ordering::SeqCst);
+    let is_current = CLIENTS.get_ptr(key).is_some_and(|current| ptr::eq(current, client));
+    (is_current && !connecting).then_some((state.destination, state.port))
+}
+
+/// Removes what a client's socket dialled.
+#[inline(always)]
+pub(crate) fn remove_client(sk: *mut bpf_sock) {
+    let key = client_key(sk);
+    // Nearly always there is none, and a look-up takes no lock.
+    if CLIENTS.get_ptr(key).is_some() {
+        let _ = CLIENTS.remove(key);
+    }
 }
 
 /// The recorded state of a socket.

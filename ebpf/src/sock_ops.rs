@@ -3,11 +3,12 @@
 //! connection is refused.
 //!
 //! ```text
-//! SYN:       destination ─> WAITING ─────────────────> the proxy asks: socket's storage (getsockopt)
-//!                       └─> FLOWS, if there is no room ─> handshake: socket's storage
+//! connect(2): destination ─> CLIENTS, until the socket closes, or socket's storage, if there is no room
+//! SYN:                   └─> WAITING ──────────────────> the proxy asks: socket's storage (getsockopt)
+//!                        └─> FLOWS, if there is no room ─> handshake: socket's storage
 //! ```
 //!
-//! Socket storage costs more than all the rest of a redirect, so it is not made while the application connects.
+//! Making socket storage takes longer than any other step of a redirect, so it is not done while the application connects.
 
 use core::ptr::read_volatile;
 
@@ -36,9 +37,14 @@ use crate::{
 const TCP_CONNECT: u32 = 3;
 const PASSIVE_ESTABLISHED: u32 = 5;
 const RETRANSMISSION_TIMEOUT: u32 = 8;
+const TCP_STATE: u32 = 10;
 const TCP_LISTEN: u32 = 11;
 /// Requests calls at `RETRANSMISSION_TIMEOUT`.
 const RTO_CB_FLAG: u32 = 1;
+/// Requests calls at `TCP_STATE`.
+const STATE_CB_FLAG: u32 = 4;
+/// The last state of a TCP socket (include/net/tcp_states.h).
+const TCP_CLOSE: u32 = 7;
 
 const BPF_NOEXIST: u64 = 1;
 const EEXIST: i64 = 17;
@@ -50,6 +56,7 @@ pub fn weft_sock_ops(ctx: SockOpsContext) -> u32 {
         TCP_CONNECT => with_socket(&ctx, announce),
         PASSIVE_ESTABLISHED => with_socket(&ctx, take_over),
         RETRANSMISSION_TIMEOUT => with_socket(&ctx, announce_again),
+        TCP_STATE => with_socket(&ctx, forget_closed),
         TCP_LISTEN => with_socket(&ctx, record_listener),
         _ => {}
     }
@@ -68,15 +75,19 @@ fn with_socket(ctx: &SockOpsContext, handle: impl FnOnce(&SockOpsContext, *mut b
 /// The SYN is about to be sent: the source port is known, so the destination can be announced to the proxy's end.
 #[inline(always)]
 fn announce(ctx: &SockOpsContext, sk: *mut bpf_sock) {
-    match maps::socket(sk) {
-        Some(client) if client.kind == kind::CLIENT => {
-            let (local, remote) = ends(ctx.ops);
+    let (local, remote) = ends(ctx.ops);
+    // Of the connections of a node, few are to loopback: most return here.
+    if !remote.address.is_loopback() {
+        return;
+    }
+    let key = flow_key(ctx, sk, local);
+    let netns_cookie = key.netns_cookie;
+    match maps::connecting(sk, netns_cookie) {
+        Some((client, since_ns)) => {
             let original = End { address: client.destination, port: client.port };
-            let key = flow_key(ctx, sk, local);
-            hand_over(&key, original);
+            hand_over(&key, original, since_ns);
             call_again(ctx);
             if maps::watched() {
-                let netns_cookie = key.netns_cookie;
                 let process = Process { pid: client.pid, uid: client.uid, command: client.command };
                 let generation = maps::pod(netns_cookie).map_or(0, |pod| pod.generation);
                 let (direction, verdict) = (Direction::Outbound, Verdict::Redirect);
@@ -85,25 +96,30 @@ fn announce(ctx: &SockOpsContext, sk: *mut bpf_sock) {
         }
         // A direct connection to the proxy is announced as such. Otherwise it would find the entry of an aborted
         // connection from the same port.
-        _ => {
-            let (local, remote) = ends(ctx.ops);
-            if remote.address.is_loopback() {
-                let key = flow_key(ctx, sk, local);
-                if maps::pod(key.netns_cookie).is_some_and(|pod| pod.outbound_port == remote.port) {
-                    hand_over(&key, remote);
-                }
+        None => {
+            if maps::pod(netns_cookie).is_some_and(|pod| pod.outbound_port == remote.port) {
+                hand_over(&key, remote, 0);
             }
         }
     }
 }
 
-/// Requests a call at every retransmission, too: an announcement that waits that long may have been evicted.
+/// The socket of a client is closed: what it dialled is not needed any more.
+#[inline(always)]
+fn forget_closed(ctx: &SockOpsContext, sk: *mut bpf_sock) {
+    if ctx.arg(1) == TCP_CLOSE {
+        maps::remove_client(sk);
+    }
+}
+
+/// Requests a call at every retransmission, too: an announcement that waits that long may have been evicted. And at every
+/// change of the state, of which the last removes the client's entry.
 #[inline(always)]
 fn call_again(ctx: &SockOpsContext) {
     // SAFETY: the verifier checks every access to the context. Flags of programs before this one stay.
     let flags = unsafe { read_volatile(&raw const (*ctx.ops).bpf_sock_ops_cb_flags) };
     // SAFETY: the helper takes this kind of context. It refuses flags that it does not know, and these it does.
-    unsafe { bpf_sock_ops_cb_flags_set(ctx.ops, (flags | RTO_CB_FLAG) as i32) };
+    unsafe { bpf_sock_ops_cb_flags_set(ctx.ops, (flags | RTO_CB_FLAG | STATE_CB_FLAG) as i32) };
 }
 
 /// The SYN, or data after a handshake that the proxy's end has not completed, is about to be sent again. Announcements
@@ -111,8 +127,8 @@ fn call_again(ctx: &SockOpsContext) {
 #[inline(always)]
 fn announce_again(ctx: &SockOpsContext, sk: *mut bpf_sock) {
     let (local, _) = ends(ctx.ops);
-    if let Some(client) = maps::socket(sk).filter(|state| state.kind == kind::CLIENT) {
-        let key = flow_key(ctx, sk, local);
+    let key = flow_key(ctx, sk, local);
+    if let Some((client, _)) = maps::connecting(sk, key.netns_cookie) {
         // What waits cannot have been evicted; and the proxy may have asked by now.
         if maps::waiting(&key).is_none() {
             announce_flow(&key, End { address: client.destination, port: client.port });
@@ -127,11 +143,12 @@ fn flow_key(ctx: &SockOpsContext, sk: *mut bpf_sock, client: End) -> FlowKey {
     FlowKey { netns_cookie, address: client.address, port: u32::from(client.port), pad: 0 }
 }
 
-/// Announces the original destination to the proxy's end of the connection.
+/// Announces the original destination to the proxy's end of the connection. `since_ns` spares reading the clock; 0 if it is
+/// not known.
 #[inline(always)]
-fn hand_over(key: &FlowKey, original: End) {
+fn hand_over(key: &FlowKey, original: End, since_ns: u64) {
     // SAFETY: reads a clock.
-    let since_ns = unsafe { bpf_ktime_get_ns() };
+    let since_ns = if since_ns == 0 { unsafe { bpf_ktime_get_ns() } } else { since_ns };
     let waiting = Waiting { destination: original.address, port: u32::from(original.port), pad: 0, since_ns };
     if !maps::wait(key, &waiting) {
         announce_flow(key, original);
@@ -143,17 +160,23 @@ fn hand_over(key: &FlowKey, original: End) {
 fn announce_flow(key: &FlowKey, original: End) {
     let flow = Flow { destination: original.address, port: u32::from(original.port) };
     // The map evicts the oldest entry; without an entry the proxy gets its own address and refuses to call itself.
-    let _ = maps::FLOWS.insert(key, flow, 0);
+    maps::set_overflow();
+    maps::add_flow(key, &flow);
 }
 
 /// A connection was established in a pod. At the proxy's outbound port, a client's announcement that others may evict
 /// becomes the state of the accepted socket.
 #[inline(always)]
 fn take_over(ctx: &SockOpsContext, sk: *mut bpf_sock) {
+    let (is_watched, may_be_in_flows) = (maps::watched(), maps::overflow());
+    // Nearly always, the proxy's question is all that is left to do.
+    if !is_watched && !may_be_in_flows {
+        return;
+    }
     let (local, remote) = ends(ctx.ops);
-    // Connections from outside have no announcement: most connections of a node return here.
+    // Connections from outside have no announcement.
     let is_from_outside = !local.address.is_loopback();
-    if is_from_outside && !maps::watched() {
+    if is_from_outside && !is_watched {
         return;
     }
     let netns_cookie = namespace::cookie(ctx.as_ptr(), sk);
@@ -173,14 +196,10 @@ fn take_over(ctx: &SockOpsContext, sk: *mut bpf_sock) {
         Some(waiting) => End { address: waiting.destination, port: waiting.port as u16 },
         None => match keep_flow(sk, &key) {
             Some(original) => original,
-            None => {
-                maps::count_at(counter::FLOW_MISSES);
-                debug!(ctx, "flow miss netns {} port {}", netns_cookie, remote.port);
-                return;
-            }
+            None => return,
         },
     };
-    if maps::watched() {
+    if is_watched {
         trace::accepted(netns_cookie, pod.generation, Direction::Outbound, remote, original, local);
     }
 }
@@ -188,10 +207,9 @@ fn take_over(ctx: &SockOpsContext, sk: *mut bpf_sock) {
 /// Moves an announcement that others may evict to the accepted socket.
 #[inline(always)]
 fn keep_flow(sk: *mut bpf_sock, key: &FlowKey) -> Option<End> {
-    // SAFETY: an LRU entry may be reused while it is read; it lives for microseconds in a map of a thousand.
-    let flow = maps::FLOWS.get_ptr(key).map(|flow| unsafe { *flow })?;
+    let flow = maps::flow(key)?;
     maps::remember(sk, &SocketState::accepted(flow.destination, flow.port as u16));
-    let _ = maps::FLOWS.remove(key);
+    maps::remove_flow(key);
     Some(End { address: flow.destination, port: flow.port as u16 })
 }
 

@@ -14,7 +14,7 @@ use weft_ebpf_abi::{
     address::Address,
     map,
     pod::{self, AdmissionKey, Pod, PortBlock, PortBlockKey, Subnet},
-    socket::{Flow, FlowKey, Waiting},
+    socket::{Client, ClientKey, Flow, FlowKey, MAX_WAITING, Waiting},
     switch,
     verdict::Direction,
 };
@@ -28,7 +28,9 @@ pub(crate) struct Maps {
     subnets: LpmTrie<MapData, Subnet, u8>,
     stats: PerCpuArray<MapData, u64>,
     switches: Array<MapData, u32>,
+    clients: HashMap<MapData, ClientKey, Client>,
     waiting: HashMap<MapData, FlowKey, Waiting>,
+    overflow: Array<MapData, u32>,
     flows: HashMap<MapData, FlowKey, Flow>,
     admissions: HashMap<MapData, AdmissionKey, u64>,
     /// The keys of rules in the kernel by cookie and generation. Looking for them there takes a system call for each
@@ -113,7 +115,9 @@ impl Maps {
             subnets: open_map(pins, map::SUBNETS, |data| LpmTrie::try_from(Map::LpmTrie(data)))?,
             stats: open_map(pins, map::STATS, |data| PerCpuArray::try_from(Map::PerCpuArray(data)))?,
             switches: open_map(pins, map::SWITCHES, |data| Array::try_from(Map::Array(data)))?,
+            clients: open_map(pins, map::CLIENTS, |data| HashMap::try_from(Map::HashMap(data)))?,
             waiting: open_map(pins, map::WAITING, |data| HashMap::try_from(Map::HashMap(data)))?,
+            overflow: open_map(pins, map::OVERFLOW, |data| Array::try_from(Map::Array(data)))?,
             flows: open_map(pins, map::FLOWS, |data| HashMap::try_from(Map::LruHashMap(data)))?,
             admissions: open_map(pins, map::ADMISSIONS, |data| HashMap::try_from(Map::HashMap(data)))?,
             written: BTreeMap::new(),
@@ -295,11 +299,30 @@ impl Maps {
     /// Removes connections that have waited for their proxies for longer than this: they were aborted before the proxy
     /// accepted them, or it never asked. `now` is the time of CLOCK_MONOTONIC.
     pub(crate) fn remove_abandoned(&mut self, now: Duration, patience: Duration) -> Result<(), DatapathError> {
-        let since = u64::try_from(now.saturating_sub(patience).as_nanos()).unwrap_or(u64::MAX);
+        let since = nanoseconds(now.saturating_sub(patience));
         let waiting: Vec<(FlowKey, Waiting)> = self.waiting.iter().filter_map(Result::ok).collect();
+        if waiting.len() < MAX_WAITING as usize && self.overflow.get(&0, 0).map_err(reading(map::OVERFLOW))? != 0 {
+            // Connections that are in FLOWS at this instant are found there by their proxies' questions.
+            self.overflow.set(0, 0, 0).map_err(writing(map::OVERFLOW))?;
+        }
         for (key, _) in waiting.into_iter().filter(|(_, waiting)| waiting.since_ns < since) {
             absent_is_fine(self.waiting.remove(&key)).map_err(writing(map::WAITING))?;
         }
         Ok(())
     }
+
+    /// Removes clients whose connect(2) failed longer ago than this before it sent a SYN: nothing else does.
+    pub(crate) fn remove_failed_clients(&mut self, now: Duration, patience: Duration) -> Result<(), DatapathError> {
+        let since = nanoseconds(now.saturating_sub(patience));
+        let clients: Vec<(ClientKey, Client)> = self.clients.iter().filter_map(Result::ok).collect();
+        let has_failed = |client: &Client| (1..since).contains(&client.connecting_since_ns);
+        for (key, _) in clients.into_iter().filter(|(_, client)| has_failed(client)) {
+            absent_is_fine(self.clients.remove(&key)).map_err(writing(map::CLIENTS))?;
+        }
+        Ok(())
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

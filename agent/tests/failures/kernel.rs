@@ -13,6 +13,7 @@ use aya::{
 use weft_ebpf_abi::{
     map,
     pod::{Pod, PortBlock, PortBlockKey},
+    socket::{Client, ClientKey},
 };
 
 /// A pinned map or link.
@@ -76,6 +77,11 @@ pub(crate) fn everything() -> (BTreeSet<u32>, BTreeSet<u32>) {
 /// The map of pods.
 pub(crate) fn pods(directory: &Path) -> HashMap<MapData, u64, Pod> {
     HashMap::try_from(Map::HashMap(data(directory, map::PODS))).unwrap()
+}
+
+/// The map of clients.
+pub(crate) fn clients(directory: &Path) -> HashMap<MapData, ClientKey, Client> {
+    HashMap::try_from(Map::HashMap(data(directory, map::CLIENTS))).unwrap()
 }
 
 /// A pinned map.

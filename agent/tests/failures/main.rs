@@ -30,7 +30,7 @@ const AGENT: &str = env!("CARGO_BIN_EXE_weft-agent");
 
 type Check = (&'static str, fn(&mut World));
 
-const CHECKS: [Check; 41] = [
+const CHECKS: [Check; 43] = [
     ("agent: ten crashes in a row are not noticed", crashes::ten_crashes_in_a_row),
     ("agent: killed at any step of a first start, the next one completes it", crashes::killed_while_starting),
     ("agent: killed at any step of an update, the next one completes it", crashes::killed_while_updating),
@@ -51,6 +51,7 @@ const CHECKS: [Check; 41] = [
     ("map full: PODS", map_full::pods),
     ("map full: PORTS", map_full::ports),
     ("map full: PORTS, for the pods of one namespace", map_full::ports_of_one_namespace),
+    ("map full: CLIENTS", map_full::clients),
     ("map full: WAITING", map_full::waiting),
     ("map full: FLOWS", map_full::flows),
     ("map full: FLOWS, while a connection waits for its proxy", map_full::flows_while_waiting),
@@ -68,6 +69,7 @@ const CHECKS: [Check; 41] = [
     ("pod: a descriptor whose close hangs delays no other pod", hung::delays_nobody_else),
     ("pod: a proxy that crashes again and again is back with its listener", pods::proxy_crash_loop),
     ("pod: a source port used again has its own destination", pods::source_port_reuse),
+    ("pod: what a client dialled is forgotten when its socket closes", pods::clients_are_forgotten),
     ("pod: sockets of other processes and of before the enrolment", pods::inherited_sockets),
     ("pod: a namespace without an entry, and the cookie 0", pods::unknown_cookies),
     ("pod: an entry that is replaced while a program reads it lets nothing pass", pods::replaced_while_read),

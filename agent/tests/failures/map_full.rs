@@ -17,7 +17,10 @@ use weft_ebpf_abi::{
     pod::{
         ADMISSION_SLOTS, AdmissionKey, BLOCK_PORTS, MAX_ADMISSIONS, MAX_PODS, MAX_PORT_BLOCKS, PortBlock, PortBlockKey,
     },
-    socket::{Flow, FlowKey, ListenerKey, MAX_LISTENERS, MAX_WAITING, ProxyKey, Waiting},
+    socket::{
+        Client, ClientKey, Flow, FlowKey, ListenerKey, MAX_CLIENTS, MAX_LISTENERS, MAX_WAITING, ProxyKey, SocketState,
+        Waiting,
+    },
 };
 use weft_proto::agent::{PodRef, PortRange, WatchRequest};
 use weft_test_kit::{
@@ -176,6 +179,27 @@ fn fill_waits(world: &World) -> Waits {
         (0..=MAX_WAITING).take_while(|number| waits.insert(nobodys(*number), since(u64::MAX), 0).is_ok()).count();
     assert_eq!(full, MAX_WAITING as usize);
     waits
+}
+
+/// Sockets' own storage stands in for the map, and their applications see no difference.
+pub(crate) fn clients(world: &mut World) {
+    let mesh = Mesh::new(world);
+    let mut clients = kernel::clients(&world.pins());
+    let nobodys = |number: u32| ClientKey(NOBODY + u64::from(number));
+    let client = Client { state: SocketState::default(), netns_cookie: NOBODY, connecting_since_ns: 0 };
+    let full = (0..=MAX_CLIENTS).take_while(|number| clients.insert(nobodys(*number), client, 0).is_ok()).count();
+    assert_eq!(full, MAX_CLIENTS as usize);
+    let load = Load::start(world);
+    (0..20).for_each(|_| load.goes_on(world));
+    load.all_well();
+    assert_eq!(world.status().flow_misses, 0);
+    let mut app = world.pod("a", APPLICATION_UID);
+    for target in ["10.99.0.2:8080", "[fd99::2]:8080"] {
+        assert_eq!(app.connect(target).field("peername"), target);
+    }
+    assert_eq!(clients.iter().map(Result::unwrap).filter(|(_, client)| client.netns_cookie != NOBODY).count(), 0);
+    (0..MAX_CLIENTS).for_each(|number| clients.remove(&nobodys(number)).unwrap());
+    mesh.is_meshed(world);
 }
 
 pub(crate) fn waiting(world: &mut World) {

@@ -1,14 +1,21 @@
 //! Behaviour of applications and proxies that a mesh has to tolerate.
 
 use std::{
-    net::{Ipv4Addr, TcpStream},
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
     os::fd::IntoRawFd as _,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
 };
 
+use aya::maps::HashMap;
 use nix::sys::resource::{Resource, setrlimit};
-use weft_ebpf_abi::pod::{BYPASSED, Pod as Entry};
+use socket2::{Domain, Socket, Type};
+use weft_ebpf_abi::{
+    address::Address,
+    pod::{BYPASSED, Pod as Entry},
+    socket::{Client, ClientKey},
+};
 use weft_proto::agent::Direction;
 use weft_test_kit::{
     agent::verdicts,
@@ -18,6 +25,8 @@ use weft_test_kit::{
 
 use crate::{kernel, map_full::NOBODY};
 
+/// The port of clients that choose one.
+const PORT: u16 = 33_333;
 /// More descriptors than a process may have by default.
 const DESCRIPTORS: u64 = 4096;
 
@@ -30,6 +39,17 @@ pub(crate) fn follow(words: &[&str]) -> Option<String> {
                 let _ = std::fs::File::open("/dev/null").unwrap().into_raw_fd();
             }
             Some("ok".into())
+        }
+        ["connect-twice", target] => {
+            let target = target.parse::<SocketAddr>().unwrap().into();
+            let [first, second] = [0; 2].map(|_| {
+                let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+                socket.set_reuse_address(true).unwrap();
+                socket.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT)).into()).unwrap();
+                socket
+            });
+            first.connect(&target).unwrap();
+            Some(format!("{:?}", second.connect(&target).unwrap_err().kind()))
         }
         ["flood"] => {
             // Refused at once, so that only the verdict takes time.
@@ -119,7 +139,6 @@ pub(crate) fn proxy_crash_loop(world: &mut World) {
 }
 
 pub(crate) fn source_port_reuse(world: &mut World) {
-    const PORT: u16 = 33_333;
     let mesh = Mesh::new(world);
     let mut app = world.pod("a", APPLICATION_UID);
     for round in 0..50 {
@@ -139,6 +158,40 @@ pub(crate) fn source_port_reuse(world: &mut World) {
     let answer = app.answer(&format!("connect-port {PORT} 192.0.2.8:80"));
     assert_eq!(answer.field("orig"), "192.0.2.8:80");
     assert_eq!(world.status().flow_misses, 0);
+}
+
+/// A client is in the map while its socket is open. One whose connect(2) fails before the SYN stays, for the agent.
+pub(crate) fn clients_are_forgotten(world: &mut World) {
+    let _mesh = Mesh::new(world);
+    let mut clients = kernel::clients(&world.pins());
+    let entries = |clients: &HashMap<_, ClientKey, Client>| -> Vec<_> { clients.iter().map(Result::unwrap).collect() };
+    let mut proxy = world.pod("c", PROXY_UID);
+    proxy.ok("halt 127.0.0.1:4140");
+    world.mesh("c");
+    world.eventually("no client", |_| entries(&clients).is_empty().then_some(()));
+    let mut app = world.pod("c", APPLICATION_UID);
+    app.ok("start 192.0.2.7:80");
+    let [(_, open)] = entries(&clients)[..] else { panic!("one client") };
+    let address = Address::from(IpAddr::from([192, 0, 2, 7]));
+    assert_eq!((open.state.destination, open.state.port, open.connecting_since_ns), (address, 80, 0));
+    proxy.ok("resume");
+    assert_eq!(app.answer("finish").field("peername"), "192.0.2.7:80");
+    world.eventually("no client", |_| entries(&clients).is_empty().then_some(()));
+    // Disconnected, and connected again elsewhere.
+    assert_eq!(app.answer("reuse 192.0.2.7:80 192.0.2.8:80").field("peername"), "192.0.2.8:80");
+    world.eventually("no client", |_| entries(&clients).is_empty().then_some(()));
+    // The source port is taken: the kernel refuses the second connection after the programs have redirected it.
+    assert_eq!(app.say("connect-twice 192.0.2.9:80"), "AddrNotAvailable");
+    world.eventually("one client", |_| (entries(&clients).len() == 1).then_some(()));
+    let [(key, failed)] = entries(&clients)[..] else { panic!("one client") };
+    assert_ne!(failed.connecting_since_ns, 0);
+    clients.insert(key, Client { connecting_since_ns: 1, ..failed }, 0).unwrap();
+    let others = [0, u64::MAX].map(|connecting_since_ns| Client { connecting_since_ns, ..failed });
+    (0..).zip(others).for_each(|(number, other)| clients.insert(ClientKey(NOBODY + number), other, 0).unwrap());
+    world.kill_agent();
+    world.start_agent(&[]);
+    let left: BTreeSet<_> = clients.keys().map(Result::unwrap).collect();
+    assert_eq!(left, BTreeSet::from([ClientKey(NOBODY), ClientKey(NOBODY + 1)]));
 }
 
 pub(crate) fn inherited_sockets(world: &mut World) {

@@ -36,10 +36,14 @@ pub mod map {
     /// Socket storage: the cookie of the socket's network namespace (u64), for programs that cannot get it (before
     /// Linux 5.15). Accepted sockets inherit their listener's.
     pub const NAMESPACES: &str = "NAMESPACES";
+    /// Hash: [`crate::socket::ClientKey`] to [`crate::socket::Client`]. Those without room are in [`SOCKETS`].
+    pub const CLIENTS: &str = "CLIENTS";
     /// Hash: [`crate::socket::FlowKey`] to [`crate::socket::Waiting`].
     pub const WAITING: &str = "WAITING";
     /// LRU hash: [`crate::socket::FlowKey`] to [`crate::socket::Flow`], for connections without room in [`WAITING`].
     pub const FLOWS: &str = "FLOWS";
+    /// Array of one u32: not 0 while connections may be in [`FLOWS`].
+    pub const OVERFLOW: &str = "OVERFLOW";
     /// Array of one [`crate::socket::Lookup`] for each processor.
     pub const LOOKUPS: &str = "LOOKUPS";
     /// Program array of one: what pods' stubs call.
@@ -60,8 +64,8 @@ pub mod map {
     pub const LOGS: &str = "AYA_LOGS";
 
     /// All maps that outlive an agent.
-    pub const ALL: [&str; 16] = [
-        PODS, PORTS, SUBNETS, SOCKETS, NAMESPACES, WAITING, FLOWS, LOOKUPS, STEERING, LISTENERS, PROXIES, ADMISSIONS,
-        EVENTS, STATS, SWITCHES, LOGS,
+    pub const ALL: [&str; 18] = [
+        PODS, PORTS, SUBNETS, SOCKETS, NAMESPACES, CLIENTS, WAITING, FLOWS, OVERFLOW, LOOKUPS, STEERING, LISTENERS,
+        PROXIES, ADMISSIONS, EVENTS, STATS, SWITCHES, LOGS,
     ];
 }

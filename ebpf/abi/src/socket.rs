@@ -53,6 +53,29 @@ impl SocketState {
     }
 }
 
+/// The socket of an application whose connection is redirected: its address in the kernel, which is its own for as long as
+/// it lives.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientKey(pub u64);
+
+/// What such a socket dialled, from its connect(2) until it is closed.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Client {
+    /// The state, which the socket's storage would have.
+    pub state: SocketState,
+    /// The pod.
+    pub netns_cookie: u64,
+    /// Until the SYN is sent: when connect(2) was called, nanoseconds of CLOCK_MONOTONIC. From then on 0, and the kernel
+    /// tells when the socket closes. A connect(2) that fails before leaves its entry for the agent to remove.
+    pub connecting_since_ns: u64,
+}
+
+/// Redirected connections that are open on one node, by their clients' ends. Those beyond are kept in the sockets' storage,
+/// which takes longer to make.
+pub const MAX_CLIENTS: u32 = 8192;
+
 /// A redirected connection between its SYN and its proxy's question: the client's end of it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -4,7 +4,7 @@
 
 use crate::{
     pod::{AdmissionKey, Pod, PortBlock, PortBlockKey, Subnet},
-    socket::{Flow, FlowKey, ListenerKey, ProxyKey, Waiting},
+    socket::{Client, ClientKey, Flow, FlowKey, ListenerKey, ProxyKey, Waiting},
 };
 
 // SAFETY: repr(C), Copy, only integers, every bit pattern valid, no implicit padding.
@@ -25,5 +25,9 @@ unsafe impl aya::Pod for ListenerKey {}
 unsafe impl aya::Pod for FlowKey {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Flow {}
+// SAFETY: as above.
+unsafe impl aya::Pod for ClientKey {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Client {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Waiting {}

@@ -21,7 +21,7 @@ use serde::Serialize;
 use weft_ebpf_abi::{
     map,
     pod::{Pod, PortBlock, PortBlockKey, Subnet},
-    socket::{Flow, FlowKey, ListenerKey, ProxyKey, Waiting},
+    socket::{Client, Flow, FlowKey, ListenerKey, ProxyKey, Waiting},
 };
 
 /// The common name of all pods' stubs.
@@ -219,6 +219,10 @@ fn entries(pin: &Path, name: &str) -> Result<Option<u64>, MapError> {
         }
         map::SUBNETS => {
             let map: LpmTrie<MapData, [u8; size::<Subnet>()], u8> = Map::LpmTrie(data()?).try_into()?;
+            Some(count(map.keys()))
+        }
+        map::CLIENTS => {
+            let map: HashMap<MapData, u64, [u8; size::<Client>()]> = Map::HashMap(data()?).try_into()?;
             Some(count(map.keys()))
         }
         map::WAITING => {
