@@ -253,7 +253,7 @@ pub(crate) fn unknown_cookies(world: &mut World) {
 /// program that still reads the first one reads the second.
 pub(crate) fn replaced_while_read(world: &mut World) {
     const REPLACED_AT_ONCE: usize = 100_000;
-    const MET: u64 = 1000;
+    const MET: u64 = 200;
     let mesh = Mesh::new(world);
     let cookie = cookie(world, "a");
     let mut pods = kernel::pods(&world.pins());

@@ -178,6 +178,8 @@ pub(crate) enum How {
     Via(&'static str),
     /// A SYN that the process itself builds and sends on a raw socket; the result is the address that answers.
     RawSyn,
+    /// The same on a packet socket, with an IP header of its own, too.
+    PacketSyn,
 }
 
 /// Where a connection ends, and what is observed at both of its ends.

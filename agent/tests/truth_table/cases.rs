@@ -25,6 +25,11 @@ pub(crate) const ELSEWHERE: &[Elsewhere] = &[
         where_: "cannot be meshed: the injector refuses it (`k8s-api`: tests of `inject`)",
     },
     Elsewhere {
+        ids: &["K29"],
+        what: "AF_RDS and AF_SMC",
+        where_: "modules that no kernel of these tests has: see the limits",
+    },
+    Elsewhere {
         ids: &["W31"],
         what: "pod deleted, its network namespace gone",
         where_: "nothing is dialled; the agent's tests of clusters look at maps, links and pins",

@@ -12,7 +12,7 @@
 //! | `source` | the address in `sockname` |
 //! | `same-source` | whether `sockname` and `accepted-peer` are the same |
 //! | `syn-data` | whether the SYN carried data |
-//! | `syn-ack` | the address that answered a SYN on a raw socket |
+//! | `syn-ack` | the address that answered a SYN on a raw or packet socket |
 //! | `ask:LEVEL/ROOM`, `own:LEVEL/ROOM` | SO_ORIGINAL_DST with that room, as `LENGTH:ADDRESS`, of the accepted socket and of the client's |
 //! | `kernel:COUNTER` | whether a counter of the pod's kernel moved |
 

@@ -11,7 +11,7 @@ use std::{
         unix::net::{UnixListener, UnixStream},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -26,7 +26,7 @@ use rustix::{
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use crate::{
-    raw,
+    raw::{self, LinkAddress},
     server::{asked, canonical, echo, failure, listen, original, serve},
 };
 
@@ -203,7 +203,8 @@ fn dial(target: SocketAddr, how: &[&str]) -> io::Result<String> {
             raw::set_bytes(&socket, libc::IPPROTO_IPV6, libc::IPV6_RTHDR, &segments(first.parse().unwrap()))?;
             connect(socket, target)
         }
-        ["raw-syn"] => raw_syn(target),
+        ["raw-syn"] => own_syn(target, false),
+        ["packet-syn"] => own_syn(target, true),
         _ => Err(io::Error::other("unknown way to connect")),
     }
 }
@@ -340,8 +341,8 @@ fn segments(first: Ipv6Addr) -> Vec<u8> {
     header
 }
 
-/// Sends a SYN that bypasses the kernel's TCP and reports which address answers.
-fn raw_syn(target: SocketAddr) -> io::Result<String> {
+/// Sends a SYN that bypasses the kernel's TCP, or its IP, too, and reports which address answers.
+fn own_syn(target: SocketAddr, is_packet: bool) -> io::Result<String> {
     const SYN: u8 = 2;
     const SYN_AND_ACK: u8 = 0x12;
     let (SocketAddr::V4(target), IpAddr::V4(source)) = (target, source_for(target)?) else {
@@ -358,10 +359,14 @@ fn raw_syn(target: SocketAddr) -> io::Result<String> {
     (segment[12], segment[13], segment[14]) = (5 << 4, SYN, 0x10);
     // The checksum covers addresses, protocol and length, too (RFC 9293, section 3.1).
     let pseudo = [&source.octets()[..], &target.ip().octets(), &[0, 6, 0, 20], &segment].concat();
-    let sum: u32 = pseudo.chunks(2).map(|word| u32::from(word[0]) << 8 | u32::from(word[1])).sum();
-    let folded = (sum & 0xffff) + (sum >> 16);
-    segment[16..18].copy_from_slice(&(!(((folded & 0xffff) + (folded >> 16)) as u16)).to_be_bytes());
-    socket.send_to(&segment, &SocketAddr::new(target.ip().to_owned().into(), 0).into())?;
+    segment[16..18].copy_from_slice(&checksum(&pseudo));
+    if is_packet {
+        let packet = [&ip_header(source, *target.ip(), segment.len())[..], &segment].concat();
+        let next = raw::link_address(&LinkAddress::of_neighbour(*target.ip())?)?;
+        Socket::new(Domain::PACKET, Type::DGRAM, None)?.send_to(&packet, &next)?;
+    } else {
+        socket.send_to(&segment, &SocketAddr::new(target.ip().to_owned().into(), 0).into())?;
+    }
     let mut packet = [0; 256];
     loop {
         let length = (&socket).read(&mut packet)?;
@@ -370,6 +375,52 @@ fn raw_syn(target: SocketAddr) -> io::Result<String> {
         let ends = (u16::from_be_bytes([answer[0], answer[1]]), u16::from_be_bytes([answer[2], answer[3]]));
         if ends == (target.port(), port) && answer[13] == SYN_AND_ACK {
             return Ok(format!("syn-ack={}", Ipv4Addr::new(packet[12], packet[13], packet[14], packet[15])));
+        }
+    }
+}
+
+/// The Internet checksum (RFC 1071) of a whole number of words.
+fn checksum(bytes: &[u8]) -> [u8; 2] {
+    let sum: u32 = bytes.chunks(2).map(|word| u32::from(word[0]) << 8 | u32::from(word[1])).sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    (!(((folded & 0xffff) + (folded >> 16)) as u16)).to_be_bytes()
+}
+
+/// An IPv4 header without options of a packet of TCP.
+fn ip_header(source: Ipv4Addr, target: Ipv4Addr, payload: usize) -> [u8; 20] {
+    const TIME_TO_LIVE: u8 = 64;
+    let mut header = [0; 20];
+    (header[0], header[8], header[9]) = (0x45, TIME_TO_LIVE, 6);
+    let total = (header.len() + payload) as u16;
+    header[2..4].copy_from_slice(&total.to_be_bytes());
+    header[12..16].copy_from_slice(&source.octets());
+    header[16..].copy_from_slice(&target.octets());
+    let sum = checksum(&header);
+    header[10..12].copy_from_slice(&sum);
+    header
+}
+
+impl LinkAddress {
+    /// Of a host on the same link.
+    fn of_neighbour(host: Ipv4Addr) -> io::Result<Self> {
+        let find = || -> Option<Self> {
+            let table = fs::read_to_string("/proc/self/net/arp").ok()?;
+            // Address, hardware type, flags, hardware address, mask, device.
+            let fields = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+            let entry = fields.into_iter().find(|fields| fields[0] == host.to_string() && fields[2] == "0x2")?;
+            let bytes: Vec<u8> = entry[3].split(':').filter_map(|byte| u8::from_str_radix(byte, 16).ok()).collect();
+            Some(Self { bytes: bytes.try_into().ok()?, interface: if_nametoindex(entry[5]).ok()? })
+        };
+        // A datagram to a closed port has the kernel ask for it.
+        let probe = UdpSocket::bind("0.0.0.0:0")?;
+        probe.connect((host, 9))?;
+        let begin = Instant::now();
+        loop {
+            let _ = probe.send(b"x");
+            match find() {
+                None if begin.elapsed() < PATIENCE => thread::yield_now(),
+                found => return found.ok_or(io::ErrorKind::HostUnreachable.into()),
+            }
         }
     }
 }

@@ -461,5 +461,6 @@ fn words(how: How) -> String {
         How::Icmp => "icmp".into(),
         How::Via(first) => format!("via {first}"),
         How::RawSyn => "raw-syn".into(),
+        How::PacketSyn => "packet-syn".into(),
     }
 }

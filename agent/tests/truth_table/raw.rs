@@ -52,6 +52,31 @@ pub(crate) fn connect_by_ring(socket: &Socket, target: &SockAddr) -> io::Result<
     if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
 }
 
+/// Where a packet is sent on a link.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LinkAddress {
+    pub(crate) bytes: [u8; 6],
+    pub(crate) interface: u32,
+}
+
+/// The address for a packet socket that sends IPv4.
+pub(crate) fn link_address(to: &LinkAddress) -> io::Result<SockAddr> {
+    // SAFETY: what is written is a valid `sockaddr_ll`, for which the storage has room, and its length.
+    let ((), address) = unsafe {
+        SockAddr::try_init(|storage, length| {
+            let link = &mut *storage.cast::<libc::sockaddr_ll>();
+            link.sll_family = libc::AF_PACKET as u16;
+            link.sll_protocol = (libc::ETH_P_IP as u16).to_be();
+            link.sll_ifindex = to.interface.cast_signed();
+            link.sll_halen = to.bytes.len() as u8;
+            link.sll_addr[..to.bytes.len()].copy_from_slice(&to.bytes);
+            *length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+            Ok(())
+        })
+    }?;
+    Ok(address)
+}
+
 /// Calls `block` and interrupts it with signals until it returns.
 pub(crate) fn interrupted<T>(block: impl FnOnce() -> T) -> T {
     extern "C" fn nothing(_: libc::c_int) {}

@@ -59,8 +59,10 @@ pub(crate) fn label(direction: Direction, verdict: &str) -> String {
 
 /// Adds a line to `complaints` for every mismatch.
 pub(crate) fn check_trace(case: &Case, counted: &Counts, traced: &[(String, String)], complaints: &mut String) {
-    // If a load balancer or netfilter comes first, the dialled address is hidden; that is what the row shows.
-    let hidden = case.given.iter().any(|given| matches!(given, Given::BalancerBelow | Given::InitRules));
+    // If a load balancer or netfilter comes first, the dialled address is hidden; that is what the row shows. And the
+    // answer to a SYN of the pod's own making arrives at a port of the pod.
+    let hidden = case.given.iter().any(|given| matches!(given, Given::BalancerBelow | Given::InitRules))
+        || matches!(case.act, Act::Dial(How::PacketSyn));
     let first = match case.act {
         Act::Dial(How::After(first) | How::Alternating(first) | How::Beside(first)) | Act::Cancel(first) => Some(first),
         _ => None,
@@ -84,7 +86,7 @@ pub(crate) fn check_trace(case: &Case, counted: &Counts, traced: &[(String, Stri
 pub(crate) fn question(case: &Case, target: &str) -> Option<(ExplainRequest, BTreeSet<String>)> {
     let address = target.parse::<SocketAddr>().ok()?;
     let how = match case.act {
-        Act::Dial(How::Fresh | How::RawSyn) | Act::ConnectEarly | Act::Borrow(_) => return None,
+        Act::Dial(How::Fresh | How::RawSyn | How::PacketSyn) | Act::ConnectEarly | Act::Borrow(_) => return None,
         Act::Dial(how) => how,
         Act::CreateEarly | Act::Cancel(_) | Act::Overflow => How::Plain,
     };

@@ -301,6 +301,16 @@ pub(crate) const CASES: &[Case] = &[
         ),
         ..UNTOUCHED
     },
+    Case {
+        ids: &["K28"],
+        what: "SYN on a packet socket (CAP_NET_RAW): only the answer is seen",
+        by: ROOT,
+        act: Act::Dial(How::PacketSyn),
+        to: &["10.99.0.3:8080"],
+        outcome: seen(&[("syn-ack", "10.99.0.3")]),
+        verdicts: &["inbound redirect"],
+        ..UNTOUCHED
+    },
 ];
 
 const DIALLED_BY_OTHERS: &[&str] = &["10.99.0.3:8080", "10.96.0.10:80"];
