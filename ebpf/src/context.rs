@@ -102,6 +102,13 @@ pub(crate) fn bound_device(sk: *mut bpf_sock) -> u32 {
     unsafe { read_volatile(&raw const (*sk).bound_dev_if) }
 }
 
+/// The port that a socket is bound to.
+#[inline(always)]
+pub(crate) fn source_port(sk: *mut bpf_sock) -> u16 {
+    // SAFETY: as in `is_tcp`.
+    unsafe { read_volatile(&raw const (*sk).src_port) as u16 }
+}
+
 /// The IPv4 address that a socket is bound to, as one word. Only for a bind of this family.
 #[inline(always)]
 pub(crate) fn source_v4(sk: *mut bpf_sock) -> u32 {

@@ -26,8 +26,5 @@ pub fn weft_getpeername6(ctx: SockAddrContext) -> i32 {
 fn dialled(ctx: &SockAddrContext, peer: &Address) -> Option<(Address, u16)> {
     let sk = context::socket(ctx.sock_addr);
     // The proxy of a redirected connection is on loopback.
-    if !peer.is_loopback() {
-        return None;
-    }
-    maps::dialled(sk)
+    if peer.is_loopback() { maps::dialled(sk, context::source_port(sk)) } else { None }
 }

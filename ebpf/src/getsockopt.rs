@@ -98,7 +98,7 @@ fn original_destination(ctx: &SockoptContext, level: i32) -> bool {
     }
     let local = if family == AF_INET { Address::v4(v4) } else { v6 };
     let remote = if family == AF_INET { Address::v4(remote_v4) } else { remote_v6 };
-    let client = if remote.is_loopback() { maps::client(sk) } else { None };
+    let client = if remote.is_loopback() { maps::client(sk, local_port) } else { None };
     let known = match (client, maps::socket(sk)) {
         (Some((destination, port)), _) => Some((destination, port, kind::CLIENT)),
         (None, Some(state)) if state.kind != kind::BOUND => Some((state.destination, state.port, state.kind)),

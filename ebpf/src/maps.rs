@@ -316,30 +316,31 @@ fn client_key(sk: *mut bpf_sock) -> ClientKey {
 pub(crate) fn add_client(sk: *mut bpf_sock, netns_cookie: u64, state: &SocketState) -> bool {
     // SAFETY: reads a clock.
     let connecting_since_ns = unsafe { bpf_ktime_get_ns() };
-    CLIENTS.insert(client_key(sk), Client { state: *state, netns_cookie, connecting_since_ns }, 0).is_ok()
+    let client = Client { state: *state, netns_cookie, connecting_since_ns, source_port: 0, pad: 0 };
+    CLIENTS.insert(client_key(sk), client, 0).is_ok()
 }
 
 /// What the socket of a redirected connection dialled, wherever that is kept, for a program that runs with the socket
 /// locked; and when connect(2) was called, if that is known. An entry in the map is marked: its SYN is about to be sent,
 /// or was.
 #[inline(always)]
-pub(crate) fn connecting(sk: *mut bpf_sock, netns_cookie: u64) -> Option<(&'static SocketState, u64)> {
+pub(crate) fn connecting(sk: *mut bpf_sock, netns_cookie: u64, port: u16) -> Option<(&'static SocketState, u64)> {
     // SAFETY: as in `pod`. Nothing removes the entry while its socket connects.
     if let Some(client) = CLIENTS.get_ptr_mut(client_key(sk)).map(|client| unsafe { &mut *client })
         // One that a closed socket left has another pod's cookie, or this socket's connect(2) would have replaced it.
         && client.netns_cookie == netns_cookie
     {
         let since_ns = client.connecting_since_ns;
-        client.connecting_since_ns = 0;
+        (client.connecting_since_ns, client.source_port) = (0, u32::from(port));
         return Some((&client.state, since_ns));
     }
     socket(sk).filter(|state| state.kind == kind::CLIENT).map(|state| (state, 0))
 }
 
-/// What a connected client's socket dialled, wherever that is kept.
+/// What the socket of a connected client with this port dialled, wherever that is kept.
 #[inline(always)]
-pub(crate) fn dialled(sk: *mut bpf_sock) -> Option<(Address, u16)> {
-    client(sk).or_else(|| {
+pub(crate) fn dialled(sk: *mut bpf_sock, port: u16) -> Option<(Address, u16)> {
+    client(sk, port).or_else(|| {
         let state = socket(sk).filter(|state| state.kind == kind::CLIENT)?;
         Some((state.destination, state.port))
     })
@@ -347,14 +348,14 @@ pub(crate) fn dialled(sk: *mut bpf_sock) -> Option<(Address, u16)> {
 
 /// The same where it is kept in the map, as that of most is.
 #[inline(always)]
-pub(crate) fn client(sk: *mut bpf_sock) -> Option<(Address, u16)> {
+pub(crate) fn client(sk: *mut bpf_sock, port: u16) -> Option<(Address, u16)> {
     let key = client_key(sk);
     let client = CLIENTS.get_ptr(key)?;
     // SAFETY: as in `pod`; the entry may be another socket's by now, which the second look-up tells.
-    let (state, connecting) = unsafe { ((*client).state, (*client).connecting_since_ns != 0) };
+    let (state, is_own) = unsafe { ((*client).state, (*client).source_port == u32::from(port)) };
     compiler_fence(Ordering::SeqCst);
     let is_current = CLIENTS.get_ptr(key).is_some_and(|current| ptr::eq(current, client));
-    (is_current && !connecting).then_some((state.destination, state.port))
+    (is_current && is_own).then_some((state.destination, state.port))
 }
 
 /// Removes what a client's socket dialled.

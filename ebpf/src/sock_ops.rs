@@ -43,7 +43,8 @@ const TCP_LISTEN: u32 = 11;
 const RTO_CB_FLAG: u32 = 1;
 /// Requests calls at `TCP_STATE`.
 const STATE_CB_FLAG: u32 = 4;
-/// The last state of a TCP socket (include/net/tcp_states.h).
+// include/net/tcp_states.h
+const TCP_SYN_SENT: u32 = 2;
 const TCP_CLOSE: u32 = 7;
 
 const BPF_NOEXIST: u64 = 1;
@@ -82,7 +83,7 @@ fn announce(ctx: &SockOpsContext, sk: *mut bpf_sock) {
     }
     let key = flow_key(ctx, sk, local);
     let netns_cookie = key.netns_cookie;
-    match maps::connecting(sk, netns_cookie) {
+    match maps::connecting(sk, netns_cookie, local.port) {
         Some((client, since_ns)) => {
             let original = End { address: client.destination, port: client.port };
             hand_over(&key, original, since_ns);
@@ -104,11 +105,18 @@ fn announce(ctx: &SockOpsContext, sk: *mut bpf_sock) {
     }
 }
 
-/// The socket of a client is closed: what it dialled is not needed any more.
+/// The socket of a client is closed: what it dialled is not needed any more. And no proxy will ask about a connection that
+/// was refused.
 #[inline(always)]
 fn forget_closed(ctx: &SockOpsContext, sk: *mut bpf_sock) {
-    if ctx.arg(1) == TCP_CLOSE {
-        maps::remove_client(sk);
+    let (before, after) = (ctx.arg(0), ctx.arg(1));
+    if after != TCP_CLOSE {
+        return;
+    }
+    maps::remove_client(sk);
+    if before == TCP_SYN_SENT {
+        let (local, _) = ends(ctx.ops);
+        maps::stop_waiting(&flow_key(ctx, sk, local));
     }
 }
 
@@ -128,7 +136,7 @@ fn call_again(ctx: &SockOpsContext) {
 fn announce_again(ctx: &SockOpsContext, sk: *mut bpf_sock) {
     let (local, _) = ends(ctx.ops);
     let key = flow_key(ctx, sk, local);
-    if let Some((client, _)) = maps::connecting(sk, key.netns_cookie) {
+    if let Some((client, _)) = maps::connecting(sk, key.netns_cookie, local.port) {
         // What waits cannot have been evicted; and the proxy may have asked by now.
         if maps::waiting(&key).is_none() {
             announce_flow(&key, End { address: client.destination, port: client.port });

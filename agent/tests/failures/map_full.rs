@@ -186,7 +186,8 @@ pub(crate) fn clients(world: &mut World) {
     let mesh = Mesh::new(world);
     let mut clients = kernel::clients(&world.pins());
     let nobodys = |number: u32| ClientKey(NOBODY + u64::from(number));
-    let client = Client { state: SocketState::default(), netns_cookie: NOBODY, connecting_since_ns: 0 };
+    let state = SocketState::default();
+    let client = Client { state, netns_cookie: NOBODY, connecting_since_ns: 0, source_port: 0, pad: 0 };
     let full = (0..=MAX_CLIENTS).take_while(|number| clients.insert(nobodys(*number), client, 0).is_ok()).count();
     assert_eq!(full, MAX_CLIENTS as usize);
     let load = Load::start(world);
@@ -214,7 +215,11 @@ pub(crate) fn waiting(world: &mut World) {
     assert_eq!(of_pods(&waits), 0, "there was no room");
     (0..MAX_WAITING).for_each(|number| waits.remove(&nobodys(number)).unwrap());
     mesh.is_meshed(world);
-    // A proxy's question ends the wait; what no proxy asks about is forgotten.
+    // A proxy's question ends the wait, and so does its refusal; what no proxy asks about is forgotten.
+    let mut app = world.pod("c", APPLICATION_UID);
+    world.mesh("c");
+    assert_eq!(app.say("connect 192.0.2.7:80"), "error ConnectionRefused");
+    assert_eq!(of_pods(&waits), 0, "of a connection that was refused");
     waits.insert(nobodys(1), since(1), 0).unwrap();
     waits.insert(nobodys(2), since(u64::MAX), 0).unwrap();
     world.eventually("no connection that waits, but the one of now", |_| {

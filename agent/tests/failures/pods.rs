@@ -177,6 +177,15 @@ pub(crate) fn clients_are_forgotten(world: &mut World) {
     proxy.ok("resume");
     assert_eq!(app.answer("finish").field("peername"), "192.0.2.7:80");
     world.eventually("no client", |_| entries(&clients).is_empty().then_some(()));
+    // An entry that a former socket left is not believed.
+    let mut proxy = world.pod("c", PROXY_UID);
+    proxy.ok("halt [::1]:4140");
+    app.ok("start [2001:db8::7]:80");
+    let [(key, open)] = entries(&clients)[..] else { panic!("one client") };
+    clients.insert(key, Client { source_port: open.source_port ^ 1, ..open }, 0).unwrap();
+    proxy.ok("resume");
+    assert_eq!(app.answer("finish").field("peername"), "[::1]:4140");
+    world.eventually("no client", |_| entries(&clients).is_empty().then_some(()));
     // Disconnected, and connected again elsewhere.
     assert_eq!(app.answer("reuse 192.0.2.7:80 192.0.2.8:80").field("peername"), "192.0.2.8:80");
     world.eventually("no client", |_| entries(&clients).is_empty().then_some(()));

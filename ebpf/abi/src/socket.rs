@@ -70,6 +70,11 @@ pub struct Client {
     /// Until the SYN is sent: when connect(2) was called, nanoseconds of CLOCK_MONOTONIC. From then on 0, and the kernel
     /// tells when the socket closes. A connect(2) that fails before leaves its entry for the agent to remove.
     pub connecting_since_ns: u64,
+    /// The socket's port, from the SYN on. An entry with another port is a former socket's: another program may have
+    /// kept the kernel from telling that it closed.
+    pub source_port: u32,
+    /// Unused.
+    pub pad: u32,
 }
 
 /// Redirected connections that are open on one node, by their clients' ends. Those beyond are kept in the sockets' storage,
