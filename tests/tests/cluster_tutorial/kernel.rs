@@ -14,6 +14,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use serde_json::Value;
 
 /// Where an agent pins everything, and its map of pods, below a root.
 const PINS: &str = "sys/fs/bpf/weft";
@@ -52,15 +53,28 @@ pub(super) fn remove_pins(kubelet: &Path) {
 
 /// Kills all processes of a pod, also the one that holds its namespaces.
 pub(super) fn kill_processes_of(uid: &str) {
+    let killed = kill_in_cgroup(uid);
+    assert!(killed > 2, "{killed} processes of pod {uid}");
+}
+
+/// Kills the processes of a container, by what a pod's status says of it.
+pub(super) fn kill_container(status: &Value) {
+    let id = status["containerID"].as_str().and_then(|id| Some(id.split_once("://")?.1)).unwrap();
+    let killed = kill_in_cgroup(id);
+    assert!(killed > 0, "no process of container {id}");
+}
+
+/// Kills the processes of control groups whose path has this part. Returns their number.
+fn kill_in_cgroup(part: &str) -> usize {
     let mut killed = 0;
     for process in fs::read_dir("/proc").unwrap().flatten() {
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         let cgroup = fs::read_to_string(process.path().join("cgroup")).unwrap_or_default();
-        if cgroup.contains(uid) && kill(Pid::from_raw(pid), Signal::SIGKILL).is_ok() {
+        if cgroup.contains(part) && kill(Pid::from_raw(pid), Signal::SIGKILL).is_ok() {
             killed += 1;
         }
     }
-    assert!(killed > 2, "{killed} processes of pod {uid}");
+    killed
 }
 
 /// These of the loaded maps, and the programs that use one of them, by name. What goes away meanwhile is left out.

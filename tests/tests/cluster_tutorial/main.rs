@@ -48,7 +48,7 @@ enum Needs {
 
 type Check = (&'static str, Needs, fn(&mut World));
 
-const CHECKS: [Check; 43] = [
+const CHECKS: [Check; 44] = [
     ("without the CRDs the chart refuses and names them", Needs::Cluster, bad_input::missing_crds),
     ("a chart without its values refuses and names them", Needs::Cluster, bad_input::missing_values),
     (
@@ -75,6 +75,11 @@ const CHECKS: [Check; 43] = [
         "every start of a pod is meshed from its first byte, and Jobs end",
         Needs::Workloads,
         workloads::every_start_is_meshed,
+    ),
+    (
+        "a proxy that is killed is started again, its application is not, and nothing goes around it",
+        Needs::Workloads,
+        workloads::proxy_killed,
     ),
     ("an annotation that does not parse is told to the pod's owner", Needs::Mesh, bad_input::unreadable_annotation),
     (

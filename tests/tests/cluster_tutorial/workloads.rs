@@ -312,6 +312,36 @@ pub(super) fn dual_stack(world: &mut World) {
     world.cluster.kubectl(&["delete", "namespace", DUAL, "--wait=false"]).unwrap();
 }
 
+/// While a proxy is down its application gets no connection, and makes none; the kubelet starts the proxy again.
+pub(super) fn proxy_killed(world: &mut World) {
+    let Some(wire) = Wire::to_port(&world.cluster, PORT) else { return };
+    let (client, pod) = (world.client(SHOP), world.cluster.pod(NAMESPACE, "app=server").unwrap());
+    let status = || world.cluster.get(&["-n", NAMESPACE, "pod", &pod]).map(|pod| pod["status"].clone());
+    wait_for(world, SHOP, &client, SERVER);
+    let before = status().unwrap();
+    let (seen, proxy) = (wire.connections(), &before["initContainerStatuses"][0]);
+    let arguments = ["http1", "--target", SERVER, "--until-eof", "--duration", "15m", "--fresh", "--pause", "5ms"];
+    let load = world.cluster.start_client(SHOP, &client, &arguments).unwrap();
+    kernel::kill_container(proxy);
+    let again = world.cluster.until(POD, |_| {
+        let now = status()?["initContainerStatuses"][0].clone();
+        ensure!(now["restartCount"] != proxy["restartCount"] && now["ready"] == true, "{now:#}");
+        Ok(())
+    });
+    again.unwrap();
+    // The client's proxy tries an endpoint that refused connections again after a while.
+    wait_for(world, SHOP, &client, SERVER);
+    let asked = requests(world, SHOP, &client, SERVER, 20).unwrap();
+    assert!(asked.failures == 0 && asked.by_client_id.len() == 1, "{asked:?}");
+    let report = load.report().unwrap();
+    println!("    {} requests, {} failed while there was no proxy", report.requests, report.failures);
+    assert!(report.requests > report.failures, "{report:?}");
+    let after = status().unwrap();
+    assert_eq!(after["containerStatuses"][0]["containerID"], before["containerStatuses"][0]["containerID"]);
+    let around: Vec<_> = wire.connections().difference(&seen).cloned().collect();
+    assert!(around.is_empty(), "connections to the server's own port: {around:#?}");
+}
+
 /// The nodes start anew: nothing is pinned, their pods are gone, and their agents come last.
 pub(super) fn reboot(world: &mut World) {
     let Some(wire) = Wire::to_port(&world.cluster, PORT) else { return };
