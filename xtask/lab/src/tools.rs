@@ -82,6 +82,9 @@ const STAGING: [&str; 33] = [
 const PROGRAMS: [&str; 6] =
     ["kube-apiserver", "kubelet", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubectl"];
 
+/// Nobody debugs these programs: without what a debugger needs, compiling takes a ninth less of the processors.
+const WITHOUT_DWARF: &str = "-gcflags=all=-dwarf=false";
+
 /// What `kube/coredns.yaml` configures.
 const COREDNS_PLUGINS: [&str; 5] = ["errors", "health", "kubernetes", "ready", "template"];
 
@@ -277,7 +280,8 @@ fn build_module(into: &Path, files: &[(&str, String)], flags: &str, output: &str
         fs::write(module.join(name), text).with_context(|| format!("write {name}"))?;
     }
     let mut build = go::find_or_install()?.command();
-    build.current_dir(&module).env("GOFLAGS", "-mod=mod").args(["build", "-trimpath", "-ldflags", flags, "-o", output]);
+    build.current_dir(&module).env("GOFLAGS", "-mod=mod");
+    build.args(["build", "-trimpath", WITHOUT_DWARF, "-ldflags", flags, "-o", output]);
     command::run(build.args(packages))?;
     fs::remove_dir_all(&module).context("remove the module")
 }
@@ -394,7 +398,13 @@ fn source_of(go: &Go, module: &str) -> Result<PathBuf> {
 }
 
 fn install(go: &Go, into: &Path, package: &str) -> Result<()> {
-    command::run(go.command().env("GOBIN", into).args(["install", "-trimpath", "-ldflags=-s -w", package]))
+    command::run(go.command().env("GOBIN", into).args([
+        "install",
+        "-trimpath",
+        WITHOUT_DWARF,
+        "-ldflags=-s -w",
+        package,
+    ]))
 }
 
 /// Prometheus and its linter, from a package whose service must not be installed.
