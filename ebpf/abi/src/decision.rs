@@ -46,7 +46,7 @@ pub struct Arrival<'a> {
     pub port: u16,
 }
 
-/// The required content of a socket's storage.
+/// What is to be kept of a connecting socket, in the map of clients or in its storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remember {
     /// Unchanged.
