@@ -47,8 +47,7 @@ static CLIENTS: HashMap<ClientKey, Client> = HashMap::with_max_entries(MAX_CLIEN
 #[btf_map]
 static NAMESPACES: InheritedStorage<u64> = InheritedStorage::new();
 #[map]
-// Preallocated: a connection must not wait for memory.
-static WAITING: HashMap<FlowKey, Waiting> = HashMap::with_max_entries(MAX_WAITING, 0);
+static WAITING: HashMap<FlowKey, Waiting> = HashMap::with_max_entries(MAX_WAITING, BPF_F_NO_PREALLOC);
 #[map]
 // The loader enlarges it on nodes with many processors.
 static FLOWS: LruHashMap<FlowKey, Flow> = LruHashMap::with_max_entries(MIN_FLOWS, 0);
@@ -260,7 +259,7 @@ pub(crate) fn wait(key: &FlowKey, connection: &Waiting) -> bool {
 /// A connection that waits for its proxy.
 #[inline(always)]
 pub(crate) fn waiting(key: &FlowKey) -> Option<Waiting> {
-    // SAFETY: a preallocated entry may be reused while it is read. Only the proxy's question and the agent, for entries of
+    // SAFETY: as in `pod`; an entry may be reused while it is read. Only the proxy's question and the agent, for entries of
     // a minute ago, remove one, and neither happens twice.
     WAITING.get_ptr(key).map(|connection| unsafe { *connection })
 }
