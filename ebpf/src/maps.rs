@@ -287,7 +287,7 @@ pub(crate) fn remove_flow(key: &FlowKey) {
 #[inline(always)]
 pub(crate) fn set_overflow() {
     if let Some(overflow) = OVERFLOW.get_ptr_mut(0) {
-        // SAFETY: one word, and whoever writes it at the same time writes the same.
+        // SAFETY: one word, and programs that write it at the same time write the same.
         unsafe { overflow.write_volatile(1) };
     }
 }
