@@ -194,9 +194,29 @@ mod tests {
         assert_eq!(share(3, 22), 1);
     }
 
+    /// A directory of the checkout that this test belongs to.
+    fn beside_xtask(name: &str) -> PathBuf {
+        Path::new(&std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it")).with_file_name(name)
+    }
+
+    #[test]
+    fn targets_have_the_lints_of_the_workspace() {
+        let lints = |manifest: PathBuf, table: &str| -> Vec<String> {
+            let text = fs::read_to_string(&manifest).expect("the manifest");
+            let after = text.lines().skip_while(|line| *line != table).skip(1);
+            let lints = after.take_while(|line| !line.starts_with('[')).filter(|line| !line.starts_with('#'));
+            lints.filter(|line| !line.is_empty()).map(str::to_owned).collect()
+        };
+        for tool in ["rust", "clippy"] {
+            let root = lints(beside_xtask("Cargo.toml"), &format!("[workspace.lints.{tool}]"));
+            assert!(!root.is_empty(), "{tool}");
+            assert_eq!(lints(beside_xtask("fuzz").join("Cargo.toml"), &format!("[lints.{tool}]")), root);
+        }
+    }
+
     #[test]
     fn every_target_has_a_corpus_and_every_corpus_a_target() {
-        let directory = Path::new(&std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it")).with_file_name("fuzz");
+        let directory = beside_xtask("fuzz");
         let names = |directory: PathBuf| -> Vec<String> {
             let entries = fs::read_dir(&directory).expect("the directory").flatten();
             let mut names: Vec<_> =
