@@ -2,7 +2,7 @@
 //!
 //! Refuses endpoints whose identity cannot be parsed: they must never be used in plaintext instead.
 
-use std::{borrow::Cow, collections::HashMap, net::SocketAddr, num::NonZeroU16, time::Duration};
+use std::{borrow::Cow, collections::HashMap, net::SocketAddr, num::NonZeroU16};
 
 use http::uri::Authority;
 use rustls::pki_types::ServerName;
@@ -12,7 +12,7 @@ use weft_proto::linkerd::{
 };
 use weft_tls::identity::{Identity, ParseIdentityError};
 
-use crate::{config::Keepalive, metrics::Labels};
+use crate::{config::Keepalive, metrics::Labels, route::proto::duration};
 
 /// The label with which the destination controller says that an endpoint may be sent nothing in plaintext.
 const REQUIRE_MTLS: &str = "require_mtls";
@@ -150,8 +150,8 @@ impl EndpointInfo {
             _ => None,
         };
         let pings = message.http2.and_then(|http2| http2.keep_alive).and_then(|keepalive| {
-            let interval = Duration::try_from(keepalive.interval?).ok()?;
-            let timeout = Duration::try_from(keepalive.timeout?).ok()?;
+            let read = |message| duration(message, "interval of pings").ok().flatten();
+            let (interval, timeout) = (read(keepalive.interval)?, read(keepalive.timeout)?);
             let pings = Pings { keepalive: Keepalive { interval, timeout }, while_idle: keepalive.while_idle };
             (!interval.is_zero()).then_some(pings)
         });

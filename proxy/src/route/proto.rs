@@ -230,19 +230,27 @@ fn header_change(
     Ok(HeaderChange { add: read(add)?, set: read(set)?, remove })
 }
 
+/// The longest duration of a message: what protobuf allows, about 10,000 years. The clock can still add it to the present time.
+pub(crate) const MAX_DURATION: Duration = Duration::from_secs(315_576_000_000);
+
 /// Parses a duration; `None` if the message has none.
 ///
 /// # Errors
-/// When it is negative or too long: an unreadable limit must not become no limit.
-pub(crate) fn duration<D>(message: Option<D>, what: &'static str) -> Result<Option<Duration>, ReadRouteError>
-where
-    Duration: TryFrom<D>,
-{
-    message.map(Duration::try_from).transpose().map_err(|_| ReadRouteError::Duration(what))
+/// When it is negative or longer than [`MAX_DURATION`]: an unreadable limit must not become no limit.
+pub(crate) fn duration(
+    message: Option<prost_types::Duration>,
+    what: &'static str,
+) -> Result<Option<Duration>, ReadRouteError> {
+    let Some(message) = message else { return Ok(None) };
+    let is_valid = u64::try_from(message.seconds).is_ok_and(|seconds| seconds <= MAX_DURATION.as_secs());
+    let duration = is_valid.then(|| Duration::try_from(message).ok()).flatten();
+    duration.filter(|duration| *duration <= MAX_DURATION).map(Some).ok_or(ReadRouteError::Duration(what))
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::Instant;
+
     use super::*;
 
     fn redirect(change: impl FnOnce(&mut http_route::RequestRedirect)) -> Result<Filter, ReadRouteError> {
@@ -311,6 +319,19 @@ mod tests {
             assert_eq!(read(ratio), (valid, valid), "{ratio:?}");
         }
         assert!(Filter::http_failure(http_route::HttpFailureInjector::default()).is_err(), "0 is not a valid status");
+    }
+
+    #[test]
+    fn a_duration_is_neither_negative_nor_longer_than_protobuf_allows() {
+        let read = |seconds, nanos| duration(Some(prost_types::Duration { seconds, nanos }), "timeout").ok().flatten();
+        let longest = 315_576_000_000;
+        assert_eq!(read(1, 500_000_000), Some(Duration::from_millis(1500)));
+        assert_eq!(read(longest, 0), Some(MAX_DURATION));
+        assert!(Instant::now().checked_add(MAX_DURATION).is_some());
+        for (seconds, nanos) in [(longest, 1), (longest + 1, 0), (i64::MAX, 0), (i64::MIN, 0), (-1, 0), (0, -1)] {
+            assert_eq!(read(seconds, nanos), None, "{seconds} s and {nanos} ns");
+        }
+        assert!(matches!(duration(None, "timeout"), Ok(None)));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! They become the same [`Action`]s as a policy's, so that nothing below knows the difference.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use weft_proto::linkerd::destination::{self, RetryBudget, request_match, response_match};
 
@@ -183,7 +183,7 @@ fn read_budget(message: RetryBudget) -> Option<Budget> {
     let settings = BudgetSettings {
         ratio: message.retry_ratio,
         min_per_second: message.min_retries_per_second,
-        ttl: message.ttl.and_then(|ttl| Duration::try_from(ttl).ok())?,
+        ttl: duration(message.ttl, "time of the retry budget").ok().flatten()?,
     };
     let budget = Budget::new(settings);
     if budget.is_none() {
@@ -194,6 +194,8 @@ fn read_budget(message: RetryBudget) -> Option<Budget> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use destination::{PathMatch, RequestMatch, ResponseClass, ResponseMatch, Route};
     use http::{Method, Request, StatusCode};
     use request_match::Match;
