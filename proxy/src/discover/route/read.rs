@@ -142,11 +142,11 @@ macro_rules! read_connection_rules {
                 Some(outbound::$module::filter::Kind::Invalid(_)) | None => RefuseOpaque::Invalid,
             });
             let refuse = refuse.last();
-            let no_filters = |_: outbound::$module::Filter| Ok::<_, ReadRouteError>(Filter::Unknown);
+            let refusing = |_: outbound::$module::Filter| Ok::<_, ReadRouteError>(Filter::Unknown);
             let backends = match rule.backends {
                 // The controller leaves out the backends of a forbidden route.
                 None if refuse.is_some() => Distribution::Empty,
-                backends => read_distribution!($module, backends, no_filters, None),
+                backends => without_refused(read_distribution!($module, backends, refusing, None)),
             };
             $routes.push(OpaqueRoute { meta: $meta.clone(), server_names: $names.clone(), refuse, backends });
         }
@@ -170,6 +170,26 @@ fn read_tls(messages: Vec<outbound::TlsRoute>) -> Result<OpaqueRoutes, PolicyErr
         read_connection_rules!(tls_route, meta, names, message.rules, routes);
     }
     Ok(routes.into())
+}
+
+/// Every filter of a connection refuses it. A backend that has one gets no connections, and its share fails.
+fn without_refused(distribution: Distribution) -> Distribution {
+    let read = |backend: RouteBackend| {
+        if backend.filters.is_empty() {
+            return backend;
+        }
+        let meta = backend.backend.meta.clone();
+        RouteBackend { filters: Vec::new(), backend: Arc::new(Backend { meta, kind: BackendKind::Missing }) }
+    };
+    match distribution {
+        Distribution::Empty => Distribution::Empty,
+        Distribution::FirstAvailable(backends) => {
+            Distribution::FirstAvailable(backends.into_iter().map(read).collect())
+        }
+        Distribution::Random(backends) => {
+            Distribution::Random(backends.into_iter().map(|(backend, weight)| (read(backend), weight)).collect())
+        }
+    }
 }
 
 fn read_meta(message: Option<meta::Metadata>) -> Meta {
@@ -299,6 +319,35 @@ mod tests {
         assert_eq!(read_opaque(routes).unwrap()[0].refuse, Some(RefuseOpaque::Forbidden));
         let routes = vec![outbound::OpaqueRoute { rules: vec![Rule::default()], ..Default::default() }];
         assert!(read_opaque(routes).is_err());
+    }
+
+    #[test]
+    fn a_backend_of_connections_with_a_filter_gets_none() {
+        use outbound::opaque_route::{
+            Distribution as Sent, Filter, RouteBackend, Rule, WeightedRouteBackend, distribution, filter,
+        };
+        let backend = |filters| RouteBackend { backend: Some(balancer("web.demo:80")), filters };
+        let weighted = |filters| WeightedRouteBackend { backend: Some(backend(filters)), weight: 1 };
+        let kinds = |kind| {
+            let rule = Rule { backends: Some(Sent { kind: Some(kind) }), filters: Vec::new() };
+            let routes = read_opaque(vec![outbound::OpaqueRoute { rules: vec![rule], ..Default::default() }]).unwrap();
+            let kinds = |backend: &super::RouteBackend| backend.backend.kind.clone();
+            match &routes[0].backends {
+                Distribution::FirstAvailable(backends) => backends.iter().map(kinds).collect::<Vec<_>>(),
+                Distribution::Random(backends) => backends.iter().map(|(backend, _)| kinds(backend)).collect(),
+                Distribution::Empty => Vec::new(),
+            }
+        };
+        let refusing = [None, Some(filter::Kind::Forbidden(Default::default()))];
+        for filters in refusing.map(|kind| vec![Filter { kind }]) {
+            let first = distribution::FirstAvailable { backends: vec![backend(filters.clone()), backend(Vec::new())] };
+            let random = distribution::RandomAvailable { backends: vec![weighted(filters), weighted(Vec::new())] };
+            for kind in [distribution::Kind::FirstAvailable(first), distribution::Kind::RandomAvailable(random)] {
+                let kinds = kinds(kind);
+                assert_eq!(kinds[0], BackendKind::Missing);
+                assert!(matches!(kinds[1], BackendKind::Balance { .. }), "{kinds:?}");
+            }
+        }
     }
 
     #[test]
