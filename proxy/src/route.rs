@@ -9,6 +9,7 @@
 //! holds everything else once. Refuses to know authorizations, backends and connections.
 
 pub(crate) mod condition;
+pub(crate) mod expression;
 pub(crate) mod filter;
 pub(crate) mod matching;
 pub(crate) mod proto;

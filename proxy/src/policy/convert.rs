@@ -13,6 +13,7 @@ use super::{
 };
 use crate::route::{
     Meta, Route,
+    expression::Expressions,
     filter::Filter,
     proto::{self as routes, ReadRouteError},
 };
@@ -59,11 +60,12 @@ fn http(
 ) -> Result<HttpPolicy, PolicyError> {
     let mut policy =
         HttpPolicy { routes: Vec::new(), details: Vec::new(), limit: limit.map(rate_limit).transpose()?.map(Arc::new) };
+    let mut expressions = Expressions::new();
     for route in routes {
         let mut rules = Vec::new();
         for rule in route.rules {
             let filters = rule.filters.into_iter().map(http_filter).collect::<Result<_, _>>()?;
-            rules.push(routes::http_rule(rule.matches, filters)?);
+            rules.push(routes::http_rule(rule.matches, filters, &mut expressions)?);
         }
         policy.routes.push(Route { hosts: routes::hosts(route.hosts)?, rules });
         policy.details.push(details(route.metadata, route.authorizations, server)?);
@@ -73,11 +75,12 @@ fn http(
 
 fn grpc_routes(routes: Vec<proto::GrpcRoute>, server: &[Authorization]) -> Result<HttpPolicy, PolicyError> {
     let mut policy = HttpPolicy { routes: Vec::new(), details: Vec::new(), limit: None };
+    let mut expressions = Expressions::new();
     for route in routes {
         let mut rules = Vec::new();
         for rule in route.rules {
             let filters = rule.filters.into_iter().map(grpc_filter).collect::<Result<_, _>>()?;
-            rules.push(routes::grpc_rule(rule.matches, filters)?);
+            rules.push(routes::grpc_rule(rule.matches, filters, &mut expressions)?);
         }
         policy.routes.push(Route { hosts: routes::hosts(route.hosts)?, rules });
         policy.details.push(details(route.metadata, route.authorizations, server)?);

@@ -240,14 +240,5 @@ impl PathMatch {
     }
 }
 
-/// Compiles an expression that has to match a whole value, as the Gateway API says.
-///
-/// # Errors
-/// When the expression does not compile; one that compiles only together with the anchors (`a)|(b`) does not.
-pub(crate) fn whole(regex: &str) -> Result<Regex, regex::Error> {
-    Regex::new(regex)?;
-    Regex::new(&format!("^(?:{regex})$"))
-}
-
 #[cfg(test)]
 mod tests;

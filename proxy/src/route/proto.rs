@@ -17,8 +17,9 @@ use weft_proto::linkerd::{
 
 use super::{
     Meta, Rule,
+    expression::{ExpressionError, Expressions},
     filter::{FailureInjector, Filter, HeaderChange},
-    matching::{HostMatch, PathMatch, QueryMatch, RequestMatch, ValueMatch, whole},
+    matching::{HostMatch, PathMatch, QueryMatch, RequestMatch, ValueMatch},
     redirect::{AuthorityOverride, PathOverride, Redirect},
 };
 use crate::http::respond::Failure;
@@ -29,9 +30,9 @@ pub(crate) enum ReadRouteError {
     /// A required part is absent.
     #[error("the route's {0} is empty")]
     Empty(&'static str),
-    /// A regular expression does not compile.
-    #[error("compile the route's regular expression")]
-    Regex(#[from] regex::Error),
+    /// A regular expression is unusable.
+    #[error("read the route's regular expression")]
+    Expression(#[from] ExpressionError),
     /// A header name is malformed.
     #[error("read the route's header name")]
     HeaderName(#[from] http::header::InvalidHeaderName),
@@ -88,27 +89,40 @@ pub(crate) fn hosts(messages: Vec<http_route::HostMatch>) -> Result<Vec<HostMatc
 }
 
 /// Parses a rule of an HTTP route.
-pub(crate) fn http_rule<R>(matches: Vec<http_route::HttpRouteMatch>, action: R) -> Result<Rule<R>, ReadRouteError> {
-    Ok(Rule { matches: matches.into_iter().map(http_match).collect::<Result<_, _>>()?, action })
+pub(crate) fn http_rule<R>(
+    matches: Vec<http_route::HttpRouteMatch>,
+    action: R,
+    expressions: &mut Expressions,
+) -> Result<Rule<R>, ReadRouteError> {
+    let matches = matches.into_iter().map(|one| http_match(one, expressions)).collect::<Result<_, _>>()?;
+    Ok(Rule { matches, action })
 }
 
 /// Parses a rule of a gRPC route.
-pub(crate) fn grpc_rule<R>(matches: Vec<grpc_route::GrpcRouteMatch>, action: R) -> Result<Rule<R>, ReadRouteError> {
-    let mut matches: Vec<RequestMatch> = matches.into_iter().map(grpc_match).collect::<Result<_, _>>()?;
+pub(crate) fn grpc_rule<R>(
+    matches: Vec<grpc_route::GrpcRouteMatch>,
+    action: R,
+    expressions: &mut Expressions,
+) -> Result<Rule<R>, ReadRouteError> {
+    let matches = matches.into_iter().map(|one| grpc_match(one, expressions));
+    let mut matches = matches.collect::<Result<Vec<RequestMatch>, _>>()?;
     if matches.is_empty() {
         matches.push(RequestMatch { path: Some(PathMatch::Any), ..RequestMatch::default() });
     }
     Ok(Rule { matches, action })
 }
 
-fn http_match(message: http_route::HttpRouteMatch) -> Result<RequestMatch, ReadRouteError> {
+fn http_match(
+    message: http_route::HttpRouteMatch,
+    expressions: &mut Expressions,
+) -> Result<RequestMatch, ReadRouteError> {
     use http_route::{path_match, query_param_match};
     let path = match message.path {
         None => None,
         Some(path) => Some(match path.kind.ok_or(ReadRouteError::Empty("path match"))? {
             path_match::Kind::Exact(path) => PathMatch::Exact(path),
             path_match::Kind::Prefix(prefix) => PathMatch::Prefix(prefix),
-            path_match::Kind::Regex(regex) => PathMatch::Regex(whole(&regex)?),
+            path_match::Kind::Regex(regex) => PathMatch::Regex(expressions.whole(&regex)?),
         }),
     };
     let mut query = Vec::with_capacity(message.query_params.len());
@@ -118,28 +132,34 @@ fn http_match(message: http_route::HttpRouteMatch) -> Result<RequestMatch, ReadR
         }
         let value = match param.value.ok_or(ReadRouteError::Empty("query match"))? {
             query_param_match::Value::Exact(value) => QueryMatch::Exact(value),
-            query_param_match::Value::Regex(regex) => QueryMatch::Regex(whole(&regex)?),
+            query_param_match::Value::Regex(regex) => QueryMatch::Regex(expressions.whole(&regex)?),
         };
         query.push((param.name, value));
     }
     let method = message.method.map(Method::try_from).transpose()?;
-    Ok(RequestMatch { path, headers: header_matches(message.headers)?, query, method })
+    Ok(RequestMatch { path, headers: header_matches(message.headers, expressions)?, query, method })
 }
 
-fn grpc_match(message: grpc_route::GrpcRouteMatch) -> Result<RequestMatch, ReadRouteError> {
+fn grpc_match(
+    message: grpc_route::GrpcRouteMatch,
+    expressions: &mut Expressions,
+) -> Result<RequestMatch, ReadRouteError> {
     let rpc = message.rpc.unwrap_or_default();
     let some = |name: String| Some(name).filter(|name| !name.is_empty());
     let path = Some(PathMatch::Rpc { service: some(rpc.service), method: some(rpc.method) });
-    Ok(RequestMatch { path, headers: header_matches(message.headers)?, ..RequestMatch::default() })
+    Ok(RequestMatch { path, headers: header_matches(message.headers, expressions)?, ..RequestMatch::default() })
 }
 
-fn header_matches(messages: Vec<http_route::HeaderMatch>) -> Result<Vec<(HeaderName, ValueMatch)>, ReadRouteError> {
+fn header_matches(
+    messages: Vec<http_route::HeaderMatch>,
+    expressions: &mut Expressions,
+) -> Result<Vec<(HeaderName, ValueMatch)>, ReadRouteError> {
     use http_route::header_match::Value;
     let mut headers = Vec::with_capacity(messages.len());
     for header in messages {
         let value = match header.value.ok_or(ReadRouteError::Empty("header match"))? {
             Value::Exact(value) => ValueMatch::Exact(HeaderValue::from_bytes(&value)?),
-            Value::Regex(regex) => ValueMatch::Regex(whole(&regex)?),
+            Value::Regex(regex) => ValueMatch::Regex(expressions.whole(&regex)?),
         };
         headers.push((HeaderName::from_bytes(header.name.as_bytes())?, value));
     }
@@ -336,6 +356,7 @@ mod tests {
 
     #[test]
     fn a_match_that_lacks_a_part_is_an_error() {
+        let read = |message| http_match(message, &mut Expressions::new());
         let regex = http_route::path_match::Kind::Regex("(".into());
         let path =
             |kind| http_route::HttpRouteMatch { path: Some(http_route::PathMatch { kind }), ..Default::default() };
@@ -345,10 +366,10 @@ mod tests {
         };
         let value = http_route::query_param_match::Value::Exact("b".into());
         for message in [path(None), path(Some(regex)), query("a", None), query("", Some(value))] {
-            assert!(http_match(message.clone()).is_err(), "{message:?}");
+            assert!(read(message.clone()).is_err(), "{message:?}");
         }
         assert!(hosts(vec![http_route::HostMatch { r#match: None }]).is_err());
         let method = http_types::HttpMethod { r#type: None };
-        assert!(http_match(http_route::HttpRouteMatch { method: Some(method), ..Default::default() }).is_err());
+        assert!(read(http_route::HttpRouteMatch { method: Some(method), ..Default::default() }).is_err());
     }
 }

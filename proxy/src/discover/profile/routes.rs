@@ -14,7 +14,11 @@ use crate::{
         classify::{Class, Classes, Condition},
         terms::{Budget, BudgetSettings, MAX_REPLAY_BYTES, Retry, RetryWhen, Terms, Timeouts},
     },
-    route::{condition::RequestCondition, matching::whole, proto::duration},
+    route::{
+        condition::RequestCondition,
+        expression::{ExpressionError, Expressions},
+        proto::duration,
+    },
 };
 
 /// The deepest nesting of conditions. What the API server takes in one object nests less.
@@ -40,9 +44,9 @@ pub(crate) enum RoutesError {
     /// Conditions nest too deeply.
     #[error("conditions of a route nest more than {MAX_DEPTH} times")]
     TooDeep,
-    /// A regular expression does not compile.
-    #[error("compile a route's regular expression")]
-    Regex(#[from] regex::Error),
+    /// A regular expression is unusable.
+    #[error("read a route's regular expression")]
+    Expression(#[from] ExpressionError),
     /// A method is malformed.
     #[error("read a route's method")]
     Method(#[from] weft_proto::linkerd::http_types::InvalidMethod),
@@ -107,13 +111,19 @@ impl ProfileRoutes {
     /// When a part cannot be parsed: the routes after it would get its requests.
     pub(super) fn read(messages: Vec<destination::Route>, budget: Option<RetryBudget>) -> Result<Self, RoutesError> {
         let budget = budget.and_then(read_budget);
-        messages.into_iter().map(|message| OneRoute::read(message, budget.as_ref())).collect::<Result<_, _>>().map(Self)
+        let mut expressions = Expressions::new();
+        let routes = messages.into_iter().map(|message| OneRoute::read(message, budget.as_ref(), &mut expressions));
+        routes.collect::<Result<_, _>>().map(Self)
     }
 }
 
 impl OneRoute {
-    fn read(message: destination::Route, budget: Option<&Budget>) -> Result<Self, RoutesError> {
-        let condition = read_request(message.condition.ok_or(RoutesError::Empty)?, 0)?;
+    fn read(
+        message: destination::Route,
+        budget: Option<&Budget>,
+        expressions: &mut Expressions,
+    ) -> Result<Self, RoutesError> {
+        let condition = read_request(message.condition.ok_or(RoutesError::Empty)?, 0, expressions)?;
         let classes = message.response_classes.into_iter().map(|class| {
             let condition = read_response(class.condition.ok_or(RoutesError::Empty)?, 0)?;
             Ok(Class { condition, is_failure: class.is_failure })
@@ -138,18 +148,24 @@ impl OneRoute {
     }
 }
 
-fn read_request(message: destination::RequestMatch, depth: usize) -> Result<RequestCondition, RoutesError> {
+fn read_request(
+    message: destination::RequestMatch,
+    depth: usize,
+    expressions: &mut Expressions,
+) -> Result<RequestCondition, RoutesError> {
     if depth > MAX_DEPTH {
         return Err(RoutesError::TooDeep);
     }
-    let several = |seq: request_match::Seq| {
-        seq.matches.into_iter().map(|one| read_request(one, depth + 1)).collect::<Result<Vec<_>, _>>()
-    };
+    let mut read = |one| read_request(one, depth + 1, expressions);
     Ok(match message.r#match.ok_or(RoutesError::Empty)? {
-        request_match::Match::All(all) => RequestCondition::All(several(all)?),
-        request_match::Match::Any(any) => RequestCondition::Any(several(any)?),
-        request_match::Match::Not(one) => RequestCondition::Not(Box::new(read_request(*one, depth + 1)?)),
-        request_match::Match::Path(path) => RequestCondition::Path(whole(&path.regex)?),
+        request_match::Match::All(all) => {
+            RequestCondition::All(all.matches.into_iter().map(read).collect::<Result<_, _>>()?)
+        }
+        request_match::Match::Any(any) => {
+            RequestCondition::Any(any.matches.into_iter().map(read).collect::<Result<_, _>>()?)
+        }
+        request_match::Match::Not(one) => RequestCondition::Not(Box::new(read(*one)?)),
+        request_match::Match::Path(path) => RequestCondition::Path(expressions.whole(&path.regex)?),
         request_match::Match::Method(method) => RequestCondition::Method(method.try_into()?),
     })
 }

@@ -18,6 +18,7 @@ use crate::{
     request::{classify::Classes, terms::Terms},
     route::{
         Meta, Route,
+        expression::Expressions,
         filter::Filter,
         matching::HostMatch,
         proto::{self as routes, ReadRouteError},
@@ -35,22 +36,29 @@ impl Policy {
     pub(crate) fn read(message: outbound::OutboundPolicy) -> Result<Self, PolicyError> {
         use outbound::proxy_protocol::Kind;
         let kind = message.protocol.and_then(|protocol| protocol.kind).ok_or(PolicyError::Missing("protocol"))?;
+        let expressions = &mut Expressions::new();
         let protocol = match kind {
             Kind::Detect(detect) => Protocol::Detect {
                 timeout: routes::duration(detect.timeout, "detection timeout")?.unwrap_or(DETECT_TIMEOUT),
                 http1: {
                     let http1 = detect.http1.ok_or(PolicyError::Missing("HTTP/1 routes"))?;
-                    read_http(http1.routes, read_accrual(http1.failure_accrual)?)?
+                    read_http(http1.routes, read_accrual(http1.failure_accrual)?, expressions)?
                 },
                 http2: {
                     let http2 = detect.http2.ok_or(PolicyError::Missing("HTTP/2 routes"))?;
-                    read_http(http2.routes, read_accrual(http2.failure_accrual)?)?
+                    read_http(http2.routes, read_accrual(http2.failure_accrual)?, expressions)?
                 },
                 opaque: read_opaque(detect.opaque.ok_or(PolicyError::Missing("opaque routes"))?.routes)?,
             },
-            Kind::Http1(http1) => Protocol::Http1(read_http(http1.routes, read_accrual(http1.failure_accrual)?)?),
-            Kind::Http2(http2) => Protocol::Http2(read_http(http2.routes, read_accrual(http2.failure_accrual)?)?),
-            Kind::Grpc(grpc) => Protocol::Http2(read_grpc(grpc.routes, read_accrual(grpc.failure_accrual)?)?),
+            Kind::Http1(http1) => {
+                Protocol::Http1(read_http(http1.routes, read_accrual(http1.failure_accrual)?, expressions)?)
+            }
+            Kind::Http2(http2) => {
+                Protocol::Http2(read_http(http2.routes, read_accrual(http2.failure_accrual)?, expressions)?)
+            }
+            Kind::Grpc(grpc) => {
+                Protocol::Http2(read_grpc(grpc.routes, read_accrual(grpc.failure_accrual)?, expressions)?)
+            }
             Kind::Opaque(opaque) => Protocol::Opaque(read_opaque(opaque.routes)?),
             Kind::Tls(tls) => Protocol::Tls(read_tls(tls.routes)?),
         };
@@ -91,7 +99,11 @@ macro_rules! read_distribution {
     }};
 }
 
-fn read_http(messages: Vec<outbound::HttpRoute>, accrual: Option<Arc<Accrual>>) -> Result<HttpRoutes, PolicyError> {
+fn read_http(
+    messages: Vec<outbound::HttpRoute>,
+    accrual: Option<Arc<Accrual>>,
+    expressions: &mut Expressions,
+) -> Result<HttpRoutes, PolicyError> {
     let mut routes = Vec::with_capacity(messages.len());
     for message in messages {
         let meta = read_meta(message.metadata);
@@ -105,14 +117,18 @@ fn read_http(messages: Vec<outbound::HttpRoute>, accrual: Option<Arc<Accrual>>) 
             let terms =
                 Terms { timeouts, retry, allow_headers: rule.allow_l5d_request_headers, classes: Classes::default() };
             let action = Action { meta: meta.clone(), is_grpc: false, filters, backends, terms, profile: None };
-            rules.push(routes::http_rule(rule.matches, action)?);
+            rules.push(routes::http_rule(rule.matches, action, expressions)?);
         }
         routes.push(Route { hosts: routes::hosts(message.hosts)?, rules });
     }
     Ok(HttpRoutes::Policy(routes.into()))
 }
 
-fn read_grpc(messages: Vec<outbound::GrpcRoute>, accrual: Option<Arc<Accrual>>) -> Result<HttpRoutes, PolicyError> {
+fn read_grpc(
+    messages: Vec<outbound::GrpcRoute>,
+    accrual: Option<Arc<Accrual>>,
+    expressions: &mut Expressions,
+) -> Result<HttpRoutes, PolicyError> {
     let mut routes = Vec::with_capacity(messages.len());
     for message in messages {
         let meta = read_meta(message.metadata);
@@ -126,7 +142,7 @@ fn read_grpc(messages: Vec<outbound::GrpcRoute>, accrual: Option<Arc<Accrual>>) 
             let terms =
                 Terms { timeouts, retry, allow_headers: rule.allow_l5d_request_headers, classes: Classes::default() };
             let action = Action { meta: meta.clone(), is_grpc: true, filters, backends, terms, profile: None };
-            rules.push(routes::grpc_rule(rule.matches, action)?);
+            rules.push(routes::grpc_rule(rule.matches, action, expressions)?);
         }
         routes.push(Route { hosts: routes::hosts(message.hosts)?, rules });
     }
