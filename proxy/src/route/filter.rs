@@ -55,7 +55,7 @@ pub(crate) fn apply_to_request<B>(
 ) -> Result<(), Failure> {
     for filter in filters {
         match filter {
-            Filter::RequestHeaders(change) => change.apply(request.headers_mut()),
+            Filter::RequestHeaders(change) => change.apply(request.headers_mut())?,
             Filter::ResponseHeaders(_) => {}
             Filter::Redirect(redirect) => redirect.apply(request, prefix)?,
             Filter::Fail(injector) => injector.apply()?,
@@ -66,25 +66,32 @@ pub(crate) fn apply_to_request<B>(
 }
 
 /// Applies filters to a response's headers.
-pub(crate) fn apply_to_response(filters: &[Filter], headers: &mut HeaderMap) {
+///
+/// # Errors
+/// An internal failure when there would be too many headers.
+pub(crate) fn apply_to_response(filters: &[Filter], headers: &mut HeaderMap) -> Result<(), Failure> {
     for filter in filters {
         if let Filter::ResponseHeaders(change) = filter {
-            change.apply(headers);
+            change.apply(headers)?;
         }
     }
+    Ok(())
 }
 
 impl HeaderChange {
-    fn apply(&self, headers: &mut HeaderMap) {
+    /// A map holds some ten thousand names, and panics beyond where it is not asked to try.
+    fn apply(&self, headers: &mut HeaderMap) -> Result<(), Failure> {
+        let too_many = |_| Failure::Internal("too many headers in a policy");
         for (name, value) in &self.add {
-            headers.append(name, value.clone());
+            headers.try_append(name, value.clone()).map_err(too_many)?;
         }
         for (name, value) in &self.set {
-            headers.insert(name, value.clone());
+            headers.try_insert(name, value.clone()).map_err(too_many)?;
         }
         for name in &self.remove {
             headers.remove(name);
         }
+        Ok(())
     }
 }
 
@@ -121,10 +128,27 @@ mod tests {
         assert!(!request.headers().contains_key("x-c"));
 
         let mut response = HeaderMap::new();
-        apply_to_response(&[Filter::RequestHeaders(change.clone())], &mut response);
+        apply_to_response(&[Filter::RequestHeaders(change.clone())], &mut response).unwrap();
         assert!(response.is_empty());
-        apply_to_response(&[Filter::ResponseHeaders(change)], &mut response);
+        apply_to_response(&[Filter::ResponseHeaders(change)], &mut response).unwrap();
         assert_eq!((response.len(), response["x-b"].to_str().unwrap()), (2, "new"));
+    }
+
+    #[test]
+    fn more_headers_than_a_map_holds_are_a_failure() {
+        let many = |count| {
+            let header = |number| (HeaderName::try_from(format!("x-{number}")).unwrap(), HeaderValue::from_static("a"));
+            (0..count).map(header).collect::<Vec<_>>()
+        };
+        let applied = |change: HeaderChange| {
+            let of_request = apply_to_request(&[Filter::RequestHeaders(change.clone())], None, &mut request());
+            let of_response = apply_to_response(&[Filter::ResponseHeaders(change)], &mut HeaderMap::new());
+            (of_request.is_ok(), of_response.is_ok())
+        };
+        for (count, fits) in [(1000, true), (40_000, false)] {
+            assert_eq!(applied(HeaderChange { add: many(count), ..HeaderChange::default() }), (fits, fits));
+            assert_eq!(applied(HeaderChange { set: many(count), ..HeaderChange::default() }), (fits, fits));
+        }
     }
 
     #[test]

@@ -211,8 +211,8 @@ impl Routed<'_> {
             observer.count_under(&profile.actual, counted.begun);
         }
         observer.count_backend(counted);
-        apply_to_response(&backend.filters, response.headers_mut());
-        apply_to_response(&action.filters, response.headers_mut());
+        apply_to_response(&backend.filters, response.headers_mut())?;
+        apply_to_response(&action.filters, response.headers_mut())?;
         Ok((response, observer))
     }
 
