@@ -15,6 +15,8 @@ pub(crate) mod matching;
 pub(crate) mod proto;
 pub(crate) mod redirect;
 
+use std::sync::Arc;
+
 use crate::metrics::{Labels, label};
 use matching::{HostMatch, RequestMatch};
 
@@ -43,21 +45,21 @@ impl<R> Route<R> {
     }
 }
 
-/// The resource of a policy, route, authorization or backend, for metric labels and logs.
+/// The resource of a policy, route, authorization or backend, for metric labels and logs. Clones share the text.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Meta {
     /// API group: `core`, `policy.linkerd.io`, ...; empty for defaults.
-    pub(crate) group: Box<str>,
+    pub(crate) group: Arc<str>,
     /// Kind: `Service`, `HTTPRoute`, ...; `default` for those that the control plane or the proxy generated.
-    pub(crate) kind: Box<str>,
+    pub(crate) kind: Arc<str>,
     /// Namespace; empty for defaults.
-    pub(crate) namespace: Box<str>,
+    pub(crate) namespace: Arc<str>,
     /// Name.
-    pub(crate) name: Box<str>,
+    pub(crate) name: Arc<str>,
     /// Port of a Service; 0 if there is none.
     pub(crate) port: u16,
     /// Section of a route.
-    pub(crate) section: Box<str>,
+    pub(crate) section: Arc<str>,
 }
 
 impl Meta {

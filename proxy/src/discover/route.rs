@@ -212,7 +212,7 @@ pub(crate) struct OpaqueRoute {
     /// The route's name, for metrics.
     pub(crate) meta: Meta,
     /// Server names of the route; an empty list means all.
-    pub(crate) server_names: Vec<HostMatch>,
+    pub(crate) server_names: Arc<[HostMatch]>,
     /// Why connections are closed instead, if they are.
     pub(crate) refuse: Option<RefuseOpaque>,
     /// Backends of the connections.
@@ -344,7 +344,7 @@ impl Policy {
         let parent = Meta::built_in("endpoint");
         let routes: OpaqueRoutes = Arc::new([OpaqueRoute {
             meta: Meta::built_in("opaq"),
-            server_names: Vec::new(),
+            server_names: Arc::default(),
             refuse: None,
             backends: backends.clone(),
         }]);
@@ -361,7 +361,7 @@ impl Policy {
         let http = http_default(vec![Filter::Unknown], Distribution::Empty);
         let opaque: OpaqueRoutes = Arc::new([OpaqueRoute {
             meta: Meta::built_in("invalid"),
-            server_names: Vec::new(),
+            server_names: Arc::default(),
             refuse: Some(RefuseOpaque::Invalid),
             backends: Distribution::Empty,
         }]);
@@ -392,7 +392,7 @@ impl Policy {
             None => Arc::clone(of_policy),
             Some(backends) => Arc::new([OpaqueRoute {
                 meta: Meta::built_in("profile"),
-                server_names: Vec::new(),
+                server_names: Arc::default(),
                 refuse: None,
                 backends: backends.clone(),
             }]),

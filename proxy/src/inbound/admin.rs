@@ -54,15 +54,15 @@ impl AdminPort {
         let Some(client) = request.head.extensions.get::<Client>() else { return Some(denied()) };
         let policy = self.policy.borrow().clone();
         let head = Request::from_parts(request.head.clone(), ());
-        let (authorizations, route) = match policy.http() {
-            None => (&policy.authorizations, None),
+        let (allowed, route) = match policy.http() {
+            None => (authorize(&policy.authorizations, client), None),
             Some(http) => match http.find(&head) {
-                Some(matched) => (&matched.details.authorizations, Some(&matched.details.meta)),
+                Some(matched) => (matched.details.authorize(client), Some(&matched.details.meta)),
                 None => return Some(text(StatusCode::NOT_FOUND, "no route of this port's policy\n")),
             },
         };
         let metrics = &self.shared.metrics;
-        match authorize(authorizations, client) {
+        match allowed {
             Some(authz) => {
                 self.count(
                     ("inbound_http_authz_allow", &metrics.inbound_http_allow),

@@ -46,7 +46,7 @@ use crate::{
     outbound::RelayError,
     policy::{
         PortPolicy,
-        authz::{Client, authorize},
+        authz::Client,
         server::{Matched, ServerPolicy},
     },
     route::filter::apply_to_request,
@@ -208,7 +208,7 @@ impl HttpConnection {
         authority: Option<Arc<str>>,
     ) -> Result<Arc<Handles>, Failure> {
         let route = &matched.details.meta;
-        match authorize(&matched.details.authorizations, &self.client) {
+        match matched.details.authorize(&self.client) {
             Some(authz) => {
                 let handles = self.counters.handles(self, policy, matched, authz, authority);
                 handles.allowed.1.inc();

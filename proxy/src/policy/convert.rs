@@ -35,8 +35,7 @@ pub(crate) enum PolicyError {
 /// Parses one port's policy; `detect_timeout` applies if the message has none.
 pub(crate) fn server(server: proto::Server, detect_timeout: Duration) -> Result<ServerPolicy, PolicyError> {
     use proto::proxy_protocol::Kind;
-    let authorizations = authorizations(server.authorizations)?;
-    let all = &authorizations;
+    let all = &Arc::from(with_localhost(authorizations(server.authorizations)?));
     let kind = server.protocol.and_then(|protocol| protocol.kind).ok_or(PolicyError::Missing("protocol"))?;
     let protocol = match kind {
         Kind::Detect(detect) => Protocol::Detect {
@@ -50,13 +49,13 @@ pub(crate) fn server(server: proto::Server, detect_timeout: Duration) -> Result<
         Kind::Tls(_) => Protocol::Tls,
     };
     let meta = Arc::new(from_labels(&server.labels));
-    Ok(ServerPolicy { meta, protocol, authorizations: with_localhost(authorizations) })
+    Ok(ServerPolicy { meta, protocol, authorizations: Arc::clone(all) })
 }
 
 fn http(
     routes: Vec<proto::HttpRoute>,
     limit: Option<proto::HttpLocalRateLimit>,
-    server: &[Authorization],
+    server: &Arc<[Authorization]>,
 ) -> Result<HttpPolicy, PolicyError> {
     let mut policy =
         HttpPolicy { routes: Vec::new(), details: Vec::new(), limit: limit.map(rate_limit).transpose()?.map(Arc::new) };
@@ -73,7 +72,7 @@ fn http(
     Ok(policy)
 }
 
-fn grpc_routes(routes: Vec<proto::GrpcRoute>, server: &[Authorization]) -> Result<HttpPolicy, PolicyError> {
+fn grpc_routes(routes: Vec<proto::GrpcRoute>, server: &Arc<[Authorization]>) -> Result<HttpPolicy, PolicyError> {
     let mut policy = HttpPolicy { routes: Vec::new(), details: Vec::new(), limit: None };
     let mut expressions = Expressions::new();
     for route in routes {
@@ -92,12 +91,11 @@ fn grpc_routes(routes: Vec<proto::GrpcRoute>, server: &[Authorization]) -> Resul
 fn details(
     metadata: Option<meta::Metadata>,
     own: Vec<proto::Authz>,
-    server: &[Authorization],
+    server: &Arc<[Authorization]>,
 ) -> Result<RouteDetails, PolicyError> {
-    let mut all = authorizations(own)?;
-    all.extend_from_slice(server);
     let meta = routes::meta(metadata).unwrap_or_else(|| Meta::built_in("default"));
-    Ok(RouteDetails { meta: Arc::new(meta), authorizations: with_localhost(all) })
+    let own = with_localhost(authorizations(own)?);
+    Ok(RouteDetails { meta: Arc::new(meta), own, of_server: Arc::clone(server) })
 }
 
 fn http_filter(filter: proto::http_route::Filter) -> Result<Filter, ReadRouteError> {
@@ -291,11 +289,12 @@ pub(crate) mod tests {
         let found = |method: &str, path: &str| {
             let request = http::Request::builder().method(method).uri(path).body(()).unwrap();
             let matched = http.find(&request).unwrap();
-            (matched.details.meta.name.to_string(), matched.details.authorizations.len())
+            (matched.details.meta.name.to_string(), matched.details.own.len() + matched.details.of_server.len())
         };
-        assert_eq!(found("GET", "/healthz"), ("probe".into(), 3));
-        assert_eq!(found("POST", "/healthz"), ("default".into(), 2));
-        assert_eq!(found("GET", "/"), ("default".into(), 2));
+        // Each list begins with localhost.
+        assert_eq!(found("GET", "/healthz"), ("probe".into(), 4));
+        assert_eq!(found("POST", "/healthz"), ("default".into(), 3));
+        assert_eq!(found("GET", "/"), ("default".into(), 3));
         assert_eq!(policy.authorizations.len(), 2, "its own and localhost's");
         assert_eq!((&*policy.meta.kind, &*policy.meta.name), ("server", "web"));
     }
@@ -318,10 +317,17 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn routes_share_the_authorizations_of_their_server() {
+        let policy = convert(detecting(vec![authz("web", only(&["web.demo"]))])).unwrap();
+        let details = &policy.http().unwrap().details;
+        assert!(details.len() > 1 && details.iter().all(|of| Arc::ptr_eq(&of.of_server, &policy.authorizations)));
+    }
+
+    #[test]
     fn an_authorization_without_networks_lets_nobody_in() {
         let mut message = detecting(vec![authz("a", anybody())]);
         message.authorizations[0].networks.clear();
-        assert_eq!(convert(message).unwrap().authorizations, [Authorization::localhost()]);
+        assert_eq!(*convert(message).unwrap().authorizations, [Authorization::localhost()]);
     }
 
     #[test]

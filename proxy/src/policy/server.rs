@@ -24,7 +24,7 @@ pub(crate) struct ServerPolicy {
     /// The protocol of the port.
     pub(crate) protocol: Protocol,
     /// The allowed clients.
-    pub(crate) authorizations: Vec<Authorization>,
+    pub(crate) authorizations: Arc<[Authorization]>,
 }
 
 /// The protocol of a port.
@@ -61,12 +61,14 @@ pub(crate) struct HttpPolicy {
 }
 
 /// A route's name and authorizations.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RouteDetails {
     /// The route resource.
     pub(crate) meta: Arc<Meta>,
-    /// The server's authorizations and the route's own.
-    pub(crate) authorizations: Vec<Authorization>,
+    /// The route's own authorizations.
+    pub(crate) own: Vec<Authorization>,
+    /// The server's, which all its routes share.
+    pub(crate) of_server: Arc<[Authorization]>,
 }
 
 /// The route that a request takes.
@@ -80,6 +82,13 @@ pub(crate) struct Matched<'a> {
     pub(crate) filters: &'a [Filter],
     /// How many bytes of the path the rule's prefix matched, if it matched by prefix.
     pub(crate) prefix: Option<usize>,
+}
+
+impl RouteDetails {
+    /// The authorization that allows a client, the route's own first; `None` denies.
+    pub(crate) fn authorize(&self, client: &Client) -> Option<&Arc<Meta>> {
+        authorize(&self.own, client).or_else(|| authorize(&self.of_server, client))
+    }
 }
 
 impl ServerPolicy {
@@ -111,7 +120,7 @@ impl ServerPolicy {
     pub(crate) fn default_for(config: &Config, port: u16) -> Self {
         let (name, grant) = grant(config.inbound.default_policy);
         let meta = Arc::new(Meta::built_in(name));
-        let authorizations: Vec<Authorization> = grant
+        let authorizations: Arc<[Authorization]> = grant
             .map(|(source, authentication)| Authorization {
                 networks: match source {
                     Source::All => all_networks(),
@@ -134,16 +143,16 @@ impl ServerPolicy {
     /// The policy in force if no answer can be used: every client is denied. `name` is the reason, for log and
     /// metrics.
     pub(crate) fn denied(name: &str, detect_timeout: Duration) -> Self {
-        let protocol = Protocol::Detect { timeout: detect_timeout, http: HttpPolicy::one_route(&[]) };
-        Self { meta: Arc::new(Meta::built_in(name)), protocol, authorizations: Vec::new() }
+        let protocol = Protocol::Detect { timeout: detect_timeout, http: HttpPolicy::one_route(&Arc::default()) };
+        Self { meta: Arc::new(Meta::built_in(name)), protocol, authorizations: Arc::default() }
     }
 }
 
 impl HttpPolicy {
     /// One route that matches everything, with the server's own authorizations.
-    pub(crate) fn one_route(authorizations: &[Authorization]) -> Self {
-        let details =
-            RouteDetails { meta: Arc::new(Meta::built_in("default")), authorizations: authorizations.to_vec() };
+    pub(crate) fn one_route(authorizations: &Arc<[Authorization]>) -> Self {
+        let (meta, of_server) = (Arc::new(Meta::built_in("default")), Arc::clone(authorizations));
+        let details = RouteDetails { meta, own: Vec::new(), of_server };
         Self { routes: vec![Route::catch_all(Vec::new())], details: vec![details], limit: None }
     }
 
@@ -227,7 +236,7 @@ mod tests {
         let client = |addr: &str| Client { addr: addr.parse().unwrap(), tls: tls.clone() };
         assert!(authorize(&policy.authorizations, &client("10.0.0.1:1")).is_none());
         let http = policy.http().unwrap();
-        assert!(authorize(&http.details[0].authorizations, &client("10.0.0.1:1")).is_none());
+        assert!(http.details[0].authorize(&client("10.0.0.1:1")).is_none());
         assert!(authorize(&policy.authorizations, &client("127.0.0.1:1")).is_none());
     }
 }

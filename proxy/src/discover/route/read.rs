@@ -164,7 +164,7 @@ macro_rules! read_connection_rules {
                 None if refuse.is_some() => Distribution::Empty,
                 backends => without_refused(read_distribution!($module, backends, refusing, None)),
             };
-            $routes.push(OpaqueRoute { meta: $meta.clone(), server_names: $names.clone(), refuse, backends });
+            $routes.push(OpaqueRoute { meta: $meta.clone(), server_names: Arc::clone(&$names), refuse, backends });
         }
     };
 }
@@ -172,7 +172,7 @@ macro_rules! read_connection_rules {
 fn read_opaque(messages: Vec<outbound::OpaqueRoute>) -> Result<OpaqueRoutes, PolicyError> {
     let mut routes = Vec::with_capacity(messages.len());
     for message in messages {
-        let (meta, names) = (read_meta(message.metadata), Vec::<HostMatch>::new());
+        let (meta, names) = (read_meta(message.metadata), Arc::<[HostMatch]>::default());
         read_connection_rules!(opaque_route, meta, names, message.rules, routes);
     }
     Ok(routes.into())
@@ -182,7 +182,7 @@ fn read_tls(messages: Vec<outbound::TlsRoute>) -> Result<OpaqueRoutes, PolicyErr
     let mut routes = Vec::with_capacity(messages.len());
     for message in messages {
         let meta = read_meta(message.metadata);
-        let names = message.snis.into_iter().map(read_sni).collect::<Result<Vec<_>, _>>()?;
+        let names = message.snis.into_iter().map(read_sni).collect::<Result<Arc<[_]>, _>>()?;
         read_connection_rules!(tls_route, meta, names, message.rules, routes);
     }
     Ok(routes.into())
@@ -364,6 +364,18 @@ mod tests {
                 assert!(matches!(kinds[1], BackendKind::Balance { .. }), "{kinds:?}");
             }
         }
+    }
+
+    #[test]
+    fn the_rules_of_a_tls_route_share_its_server_names() {
+        use outbound::tls_route::{Filter, Rule, filter};
+        let forbidden = Filter { kind: Some(filter::Kind::Forbidden(Default::default())) };
+        let rules = vec![Rule { backends: None, filters: vec![forbidden] }; 2];
+        let exact = tls_route::sni_match::Match::Exact("web.demo".to_owned());
+        let snis = vec![tls_route::SniMatch { r#match: Some(exact) }];
+        let routes = read_tls(vec![outbound::TlsRoute { metadata: None, snis, rules }]).unwrap();
+        assert_eq!(*routes[0].server_names, [HostMatch::Exact("web.demo".to_owned())]);
+        assert!(Arc::ptr_eq(&routes[0].server_names, &routes[1].server_names));
     }
 
     #[test]
