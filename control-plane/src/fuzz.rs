@@ -6,6 +6,8 @@
 mod certify;
 mod objects;
 mod review;
+#[cfg(test)]
+mod seeds;
 mod world;
 
 use std::sync::LazyLock;

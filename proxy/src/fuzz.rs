@@ -1,6 +1,12 @@
-//! Entry points of the fuzz targets: the proxy's parsers of bytes from a peer or an application.
+//! Entry points of the fuzz targets: the proxy's parsers of bytes from a peer, an application or a control plane.
 //!
 //! Each function panics if a parser violates its guarantee, and returns nothing.
+
+mod inbound;
+mod outbound;
+mod probe;
+mod routes;
+mod wire;
 
 use futures::FutureExt as _;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Version};
@@ -171,4 +177,68 @@ pub fn trace_context(bytes: &[u8]) {
     let mut written = headers.clone();
     again.write(&mut written, 2);
     assert_eq!(written.len(), headers.len());
+}
+
+/// Reads a port's policy, an `inbound.Server`. It is understood as a whole, and then those clients get in that it admits, or denies every
+/// client.
+pub fn inbound_policy(bytes: &[u8]) {
+    inbound::policy(bytes);
+}
+
+/// Reads a destination's policy, an `outbound.OutboundPolicy`. It is understood as a whole, within bounds, or refuses every request and
+/// connection.
+pub fn outbound_policy(bytes: &[u8]) {
+    outbound::policy(bytes);
+}
+
+/// Changes one field of the protobuf message in the first `size` bytes of `data`; returns the new size, at most `max_size`. Now and then, and
+/// where there is no message, `change_bytes` changes the bytes: libFuzzer's `fuzzer_mutate`, which takes and returns the same sizes.
+pub fn mutate_message(
+    data: &mut [u8],
+    size: usize,
+    max_size: usize,
+    seed: u32,
+    change_bytes: fn(&mut [u8], usize, usize) -> usize,
+) -> usize {
+    wire::mutate(data, size, max_size, seed, change_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+
+    type Target = fn(&[u8]);
+
+    const TARGETS: [(&str, Target); 2] = [("inbound_policy", inbound_policy), ("outbound_policy", outbound_policy)];
+
+    /// The inputs that a target starts from.
+    fn seeds(target: &str) -> Vec<Vec<u8>> {
+        let own = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
+        let directory = Path::new(&own).join("../fuzz/corpus").join(target);
+        let files = fs::read_dir(&directory).unwrap().map(|entry| fs::read(entry.unwrap().path()).unwrap());
+        let found: Vec<_> = files.collect();
+        assert!(!found.is_empty(), "{}", directory.display());
+        found
+    }
+
+    /// Without coverage, and in seconds: every seed, beginnings of it, and what differs from it in one byte.
+    #[test]
+    fn seeds_and_what_is_near_them_keep_the_guarantees() {
+        for (target, run) in TARGETS {
+            for mut seed in seeds(target) {
+                run(&seed);
+                for at in (0..seed.len()).step_by(3) {
+                    run(&seed[..at]);
+                    let byte = seed[at];
+                    for other in [0, byte ^ 1, 0xff] {
+                        seed[at] = other;
+                        run(&seed);
+                    }
+                    seed[at] = byte;
+                }
+            }
+        }
+    }
 }

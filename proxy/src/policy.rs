@@ -10,7 +10,7 @@
 //! watches; [`authz::authorize`] decides.
 
 pub(crate) mod authz;
-mod convert;
+pub(crate) mod convert;
 pub(crate) mod limit;
 pub(crate) mod server;
 
@@ -257,16 +257,7 @@ impl Inner {
 
     fn publish(&self, port: &Port, message: weft_proto::linkerd::inbound::Server) {
         let timeout: Duration = self.config.inbound.detect_timeout;
-        let policy = convert::server(message, timeout).unwrap_or_else(|error| {
-            let error: &dyn std::error::Error = &error;
-            tracing::error!(
-                port = port.number,
-                error,
-                "policy cannot be read, denying every client: do controller and proxy fit?"
-            );
-            ServerPolicy::denied("invalid-policy", timeout)
-        });
-        port.policy.send_replace(Arc::new(policy));
+        port.policy.send_replace(Arc::new(convert::in_force(message, port.number, timeout)));
         port.answer();
     }
 }

@@ -4,7 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::sync::watch;
 use tonic::Code;
-use weft_proto::linkerd::outbound::{TrafficSpec, outbound_policies_client::OutboundPoliciesClient, traffic_spec};
+use weft_proto::linkerd::outbound::{
+    OutboundPolicy, TrafficSpec, outbound_policies_client::OutboundPoliciesClient, traffic_spec,
+};
 
 use super::route::Policy;
 use crate::{
@@ -59,14 +61,7 @@ pub(super) async fn watch(
                     Ok(Some(message)) => {
                         backoff.reset();
                         unknown.reset();
-                        state.send_replace(match Policy::read(message) {
-                            Ok(policy) => PolicyState::Known(Arc::new(policy)),
-                            Err(error) => {
-                                let error = anyhow::Error::from(error);
-                                tracing::warn!(error = format!("{error:#}"), orig_dst.addr = %destination, "policy is unusable, requests fail");
-                                PolicyState::Known(Arc::new(Policy::invalid(INVALID_DETECT_TIMEOUT)))
-                            }
-                        });
+                        state.send_replace(PolicyState::Known(Arc::new(in_force(message, &destination))));
                     }
                     Ok(None) => break tonic::Status::unavailable("the stream ended"),
                     Err(status) => break status,
@@ -96,4 +91,13 @@ pub(super) async fn watch(
         state.send_replace(ended);
         return state.closed().await;
     }
+}
+
+/// The policy of a destination for which this message has arrived: with one that cannot be parsed, requests and connections fail.
+pub(crate) fn in_force(message: OutboundPolicy, destination: &Destination) -> Policy {
+    Policy::read(message).unwrap_or_else(|error| {
+        let error = anyhow::Error::from(error);
+        tracing::warn!(error = format!("{error:#}"), orig_dst.addr = %destination, "policy is unusable, requests fail");
+        Policy::invalid(INVALID_DETECT_TIMEOUT)
+    })
 }

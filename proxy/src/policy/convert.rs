@@ -32,6 +32,15 @@ pub(crate) enum PolicyError {
     Route(#[from] ReadRouteError),
 }
 
+/// The policy of a port for which this message has arrived: one that cannot be parsed denies every client.
+pub(crate) fn in_force(message: proto::Server, port: u16, detect_timeout: Duration) -> ServerPolicy {
+    server(message, detect_timeout).unwrap_or_else(|error| {
+        let error: &dyn std::error::Error = &error;
+        tracing::error!(port, error, "policy cannot be read, denying every client: do controller and proxy fit?");
+        ServerPolicy::denied("invalid-policy", detect_timeout)
+    })
+}
+
 /// Parses one port's policy; `detect_timeout` applies if the message has none.
 pub(crate) fn server(server: proto::Server, detect_timeout: Duration) -> Result<ServerPolicy, PolicyError> {
     use proto::proxy_protocol::Kind;
