@@ -1,13 +1,22 @@
 //! What tests of every part need: servers on loopback, waiting for what comes later, the log, and processes of their own.
 
-use std::{io, net::SocketAddr, process::Command, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    process::Command,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 use tokio::{
     net::{TcpListener, TcpStream},
     time::Instant,
 };
-use tracing::subscriber::DefaultGuard;
+use tracing::{
+    Dispatch,
+    subscriber::{DefaultGuard, NoSubscriber},
+};
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
 use crate::listen;
@@ -65,6 +74,10 @@ pub(crate) fn role() -> Option<String> {
 /// The filter that a stock injector sets, with the levels that `weft_runtime::telemetry` adds for this crate.
 pub(crate) const INJECTORS_FILTER: &str = "warn,linkerd=info,hickory=error,[{headers}]=off,[{request}]=off,weft=info";
 
+/// A second subscriber of the process. While there is one alone, tracing asks the thread that comes to a line first, which may be
+/// another test's, and then leaves the line out everywhere.
+static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::default()));
+
 /// What a thread logs.
 #[derive(Clone, Default)]
 pub(crate) struct Lines(Arc<Mutex<Vec<u8>>>);
@@ -72,6 +85,7 @@ pub(crate) struct Lines(Arc<Mutex<Vec<u8>>>);
 impl Lines {
     /// Gets what this thread logs and the filter lets pass, until the guard is dropped.
     pub(crate) fn of_this_thread(&self, filter: &str) -> DefaultGuard {
+        LazyLock::force(&SECOND);
         let log = tracing_subscriber::fmt().with_writer(self.clone()).with_ansi(false);
         tracing::subscriber::set_default(log.with_env_filter(EnvFilter::new(filter)).finish())
     }
