@@ -17,7 +17,7 @@ use std::{
 
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf},
     net::TcpStream,
 };
 
@@ -76,6 +76,16 @@ impl<S> Io<S> {
         metrics.opened();
         self.metrics = Some(metrics);
         self
+    }
+}
+
+impl<S: AsyncRead + Unpin> Io<S> {
+    /// Waits until there is something to read, or the stream has ended or failed, without a buffer: the first byte is read ahead.
+    pub(crate) async fn readable(&mut self) {
+        let mut first = [0];
+        if self.read(&mut first).await.is_ok_and(|length| length == 1) {
+            self.read_again(Bytes::copy_from_slice(&first));
+        }
     }
 }
 
@@ -207,7 +217,7 @@ impl AsyncWrite for Stream {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+    use tokio::io::{AsyncWriteExt as _, duplex};
 
     use super::*;
     use crate::metrics::{Direction, Labels, Peer, ProxyMetrics};

@@ -1,11 +1,11 @@
 //! Serves one client's HTTP connection: hyper's server, limits of heads, and graceful shutdown.
 
+mod http1;
 mod timer;
 
 use std::{
-    convert::Infallible,
     future::poll_fn,
-    pin::{Pin, pin},
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -14,20 +14,17 @@ use std::{
     time::Duration,
 };
 
-use http::{Request, Response, StatusCode};
-use hyper::{
-    body::Incoming,
-    server::conn::{http1, http2},
-    service::service_fn,
-};
+use http::{Request, Response};
+use hyper::{body::Incoming, server::conn::http2, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use weft_runtime::drain;
 
-use super::body::{Body, Observed, Observer};
-use crate::{config::Http2ServerConfig, io::cork};
-
-use timer::KeptTimer;
+use super::body::{Observed, Observer};
+use crate::{
+    config::Http2ServerConfig,
+    io::{Io, cork},
+};
 
 /// Largest head of an HTTP/1 message, in bytes. Larger ones are answered with 431.
 pub(crate) const MAX_HEAD_BYTES: usize = 64 * 1024;
@@ -83,7 +80,7 @@ pub(crate) struct ServerSettings {
 /// # Errors
 /// When the connection failed; its requests have their answers or cannot get any.
 pub(crate) async fn serve<S, A, F, O>(
-    stream: S,
+    stream: Io<S>,
     version: HttpVersion,
     settings: ServerSettings,
     drain: &drain::Watch,
@@ -97,32 +94,7 @@ where
     O: Observer + Unpin + Send + 'static,
 {
     match version {
-        HttpVersion::Http1 => {
-            let service = service_fn(move |request| {
-                // Boxed, because hyper moves what it gets several times, and this is some KiB large.
-                let answer = Box::pin(answer(request));
-                async move { Ok::<_, Infallible>(answer.await.unwrap_or_else(bad_gateway)) }
-            });
-            let mut server = pin!(
-                http1::Builder::new()
-                    .auto_date_header(false)
-                    // Copied into one buffer: in a queue each piece would keep the whole buffer that it was read into. And without
-                    // `pipeline_flush`, for which hyper ignores the bound of that buffer.
-                    .writev(false)
-                    .max_header_size(MAX_HEAD_BYTES)
-                    .max_buf_size(MAX_BUFFER_BYTES)
-                    .timer(KeptTimer::default())
-                    .header_read_timeout(settings.http1_timeout)
-                    .serve_connection(TokioIo::new(stream), service)
-                    .with_upgrades()
-            );
-            tokio::select! {
-                served = server.as_mut() => return served,
-                () = drain.signaled() => {}
-            }
-            server.as_mut().graceful_shutdown();
-            server.await
-        }
+        HttpVersion::Http1 => http1::serve(stream, settings.http1_timeout, drain, answer).await,
         HttpVersion::Http2 => {
             let http2 = settings.http2;
             let mut builder = http2::Builder::new(TokioExecutor::new());
@@ -147,10 +119,11 @@ where
                 builder.max_send_buf_size(usize::try_from(bytes).unwrap_or(usize::MAX));
             }
             let (stream, uncork) = cork(stream);
-            // Boxed for the same reason as above.
             let has_reset = Arc::<AtomicBool>::default();
+            // Boxed, because hyper moves what it gets several times, and this is some KiB large.
             let service = service_fn(move |request| unless_reset(Box::pin(answer(request)), Arc::clone(&has_reset)));
-            let mut server = pin!(builder.serve_connection(TokioIo::new(stream), service));
+            // Boxed, so that a connection of HTTP/1 has no room for it.
+            let mut server = Box::pin(builder.serve_connection(TokioIo::new(stream), service));
             let aged = async {
                 match http2.max_connection_age {
                     Some(age) => tokio::time::sleep(age).await,
@@ -200,11 +173,4 @@ impl Drop for Unanswered {
             has_reset.store(true, Ordering::Relaxed);
         }
     }
-}
-
-/// HTTP/1 has no resets to pass on.
-fn bad_gateway<O: Observer>(_reset: Reset) -> Response<Observed<O>> {
-    let mut response = Response::new(Observed::unwatched(Body::Empty));
-    *response.status_mut() = StatusCode::BAD_GATEWAY;
-    response
 }

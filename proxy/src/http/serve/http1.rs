@@ -1,0 +1,311 @@
+//! Serves one client's HTTP/1 connection.
+//!
+//! hyper reserves room for the next head before it reads, 8 KiB or more, and keeps it with all that it knows of a connection while
+//! the client is silent. Most connections of an application are. So one that is idle for [`IDLE_AFTER`] is taken apart, which leaves
+//! its stream, and put together again when the client's next byte has arrived.
+
+use std::{
+    convert::Infallible,
+    future::poll_fn,
+    io,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use http::{Request, Response, StatusCode};
+use hyper::{body::Incoming, server::conn::http1::Builder, service::service_fn};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::timeout_at,
+};
+use weft_runtime::drain;
+
+use super::{MAX_BUFFER_BYTES, MAX_HEAD_BYTES, Reset, timer::HeadTimer};
+use crate::{
+    http::body::{Body, Observed, Observer},
+    io::Io,
+};
+
+/// How long a connection waits for a head before its buffers are freed. To put it together again costs about a microsecond.
+const IDLE_AFTER: Duration = Duration::from_secs(1);
+
+/// Serves a connection until the client ends it, or until the proxy drains and its request is answered. From the end of one
+/// exchange to the end of the next request's head the client has `timeout`.
+///
+/// # Errors
+/// When the connection failed; its request has its answer or cannot get any.
+pub(super) async fn serve<S, A, F, O>(
+    stream: Io<S>,
+    timeout: Duration,
+    drain: &drain::Watch,
+    answer: A,
+) -> Result<(), hyper::Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    A: Fn(Request<Incoming>) -> F,
+    F: Future<Output = Result<Response<Observed<O>>, Reset>> + Send + 'static,
+    O: Observer + Unpin + Send + 'static,
+{
+    let mut service = service_fn(move |request| {
+        // Boxed, because hyper moves what it gets several times, and this is some KiB large.
+        let answer = Box::pin(answer(request));
+        async move { Ok::<_, Infallible>(answer.await.unwrap_or_else(bad_gateway)) }
+    });
+    let timer = HeadTimer::new(timeout, IDLE_AFTER);
+    let mut stream = Sending { stream, is_blocked: Arc::default() };
+    loop {
+        let is_blocked = Arc::clone(&stream.is_blocked);
+        // Boxed, so that an idle connection does not keep room for it.
+        let mut server = Box::new(
+            Builder::new()
+                .auto_date_header(false)
+                // Copied into one buffer: in a queue each piece would keep the whole buffer that it was read into. And without
+                // `pipeline_flush`, for which hyper ignores the bound of that buffer, and may hold back the end of an answer.
+                .writev(false)
+                .max_header_size(MAX_HEAD_BYTES)
+                .max_buf_size(MAX_BUFFER_BYTES)
+                .timer(timer.clone())
+                .header_read_timeout(timeout)
+                .serve_connection(TokioIo::new(stream), service)
+                .with_upgrades(),
+        );
+        // hyper waits for a head when it has answered the request before, so that an answer is on its way only while the stream
+        // takes no more of it.
+        let idle = poll_fn(|_| match timer.take_idle() {
+            Some(until) if !is_blocked.load(Ordering::Relaxed) => Poll::Ready(until),
+            _ => Poll::Pending,
+        });
+        let until = tokio::select! {
+            // The connection first, which notices that it is idle.
+            biased;
+            served = server.as_mut() => return served,
+            () = drain.signaled() => {
+                Pin::new(server.as_mut()).graceful_shutdown();
+                return server.await;
+            }
+            until = idle => until,
+        };
+        let Some(parts) = server.into_parts() else { return Ok(()) };
+        (stream, service) = (parts.io.into_inner(), parts.service);
+        timer.resume(until);
+        if parts.read_buf.is_empty() {
+            // Whatever ends this, hyper does what follows: it reads on, or ends the connection.
+            tokio::select! {
+                _ = timeout_at(until, stream.stream.readable()) => {}
+                () = drain.signaled() => {}
+            }
+        } else {
+            stream.stream.read_again(parts.read_buf);
+        }
+    }
+}
+
+/// A stream that says whether it took all that was written.
+#[derive(Debug)]
+struct Sending<S> {
+    stream: Io<S>,
+    is_blocked: Arc<AtomicBool>,
+}
+
+impl<S> Sending<S> {
+    fn noted<T>(&self, polled: Poll<T>) -> Poll<T> {
+        self.is_blocked.store(polled.is_pending(), Ordering::Relaxed);
+        polled
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Sending<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Sending<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.noted(polled)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let polled = Pin::new(&mut self.stream).poll_flush(cx);
+        self.noted(polled)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// HTTP/1 has no resets to pass on.
+fn bad_gateway<O: Observer>(_reset: Reset) -> Response<Observed<O>> {
+    let mut response = Response::new(Observed::unwatched(Body::Empty));
+    *response.status_mut() = StatusCode::BAD_GATEWAY;
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::VecDeque, sync::atomic::AtomicUsize};
+
+    use bytes::Bytes;
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex},
+        task::JoinHandle,
+        time::{Instant, sleep},
+    };
+    use weft_runtime::drain::Drain;
+
+    use super::*;
+    use crate::http::body::End;
+
+    const TIMEOUT: Duration = Duration::from_secs(10);
+    const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: web.demo\r\n\r\n";
+
+    struct NoObserver;
+
+    impl Observer for NoObserver {
+        fn first_frame(&mut self, _: bool) {}
+        fn data(&mut self, _: usize) {}
+        fn ended(self, _: End<'_>) {}
+    }
+
+    /// A stream that keeps how much its reader had room for.
+    struct Asked(DuplexStream, Arc<AtomicUsize>);
+
+    impl AsyncRead for Asked {
+        fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            self.1.store(buf.remaining(), Ordering::Relaxed);
+            Pin::new(&mut self.0).poll_read(cx, buf)
+        }
+    }
+
+    impl AsyncWrite for Asked {
+        fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+            Pin::new(&mut self.0).poll_write(cx, buf)
+        }
+
+        fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.0).poll_flush(cx)
+        }
+
+        fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.0).poll_shutdown(cx)
+        }
+    }
+
+    /// A client of a connection whose requests are answered with `answer`.
+    struct World {
+        client: DuplexStream,
+        served: JoinHandle<Result<(), hyper::Error>>,
+        room: Arc<AtomicUsize>,
+        drain: Drain,
+    }
+
+    impl World {
+        fn new(answer: &'static [u8]) -> Self {
+            let (client, stream) = duplex(256);
+            let room = Arc::<AtomicUsize>::default();
+            let (drain, watch) = Drain::new();
+            let stream = Io::new(Asked(stream, Arc::clone(&room)));
+            let served = tokio::spawn(async move {
+                let answer = |_| async move {
+                    Ok::<_, Reset>(Response::new(Observed::<NoObserver>::unwatched(Body::Full(Bytes::from_static(
+                        answer,
+                    )))))
+                };
+                serve(stream, TIMEOUT, &watch, answer).await
+            });
+            Self { client, served, room, drain }
+        }
+
+        /// Reads an answer to its end.
+        async fn answer(&mut self, expected: &[u8]) {
+            let mut read = Vec::new();
+            while !read.ends_with(expected) {
+                assert_ne!(self.client.read_buf(&mut read).await.unwrap(), 0, "{}", read.escape_ascii());
+            }
+            assert!(read.starts_with(b"HTTP/1.1 200 OK\r\n"), "{}", read.escape_ascii());
+        }
+
+        fn room(&self) -> usize {
+            self.room.load(Ordering::Relaxed)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_idle_connection_has_no_buffer_and_answers_the_next_request() {
+        let mut world = World::new(b"found");
+        for pause in [Duration::ZERO, IDLE_AFTER / 2, 3 * IDLE_AFTER, 3 * IDLE_AFTER] {
+            sleep(pause).await;
+            let is_idle = pause > IDLE_AFTER;
+            assert_eq!(world.room() == 1, is_idle, "room for {} bytes after {pause:?}", world.room());
+            world.client.write_all(REQUEST).await.unwrap();
+            world.answer(b"found").await;
+            assert!(world.room() >= 8192);
+        }
+        drop(world.client);
+        world.served.await.unwrap().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_head_has_its_time_from_the_answer_before_it_whether_the_connection_was_idle_or_not() {
+        let pauses: [&[u64]; 4] = [&[], &[500], &[3000, 3000], &[500, 700, 3000]];
+        for pauses in pauses {
+            let mut world = World::new(b"found");
+            world.client.write_all(REQUEST).await.unwrap();
+            world.answer(b"found").await;
+            let began = Instant::now();
+            let mut pieces = REQUEST.chunks(5).take(pauses.len()).collect::<VecDeque<_>>();
+            for pause in pauses {
+                sleep(Duration::from_millis(*pause)).await;
+                world.client.write_all(pieces.pop_front().unwrap()).await.unwrap();
+            }
+            let error = world.served.await.unwrap().unwrap_err();
+            assert!(error.is_timeout(), "{error:?}");
+            let waited = began.elapsed();
+            assert!(waited >= TIMEOUT && waited < TIMEOUT + Duration::from_millis(10), "{pauses:?}: {waited:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_head_in_pieces_is_read_whole_after_any_pauses() {
+        for pause in [100, 800, 1500, 2900] {
+            let mut world = World::new(b"found");
+            for piece in REQUEST.chunks(REQUEST.len().div_ceil(3)) {
+                sleep(Duration::from_millis(pause)).await;
+                world.client.write_all(piece).await.unwrap();
+            }
+            world.answer(b"found").await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_the_client_does_not_read_yet_is_kept() {
+        static LONG: [u8; 4096] = [b'x'; 4096];
+        let mut world = World::new(&LONG);
+        world.client.write_all(REQUEST).await.unwrap();
+        sleep(5 * IDLE_AFTER).await;
+        assert!(world.room() >= 8192, "the connection is not idle");
+        world.answer(&LONG).await;
+        world.client.write_all(REQUEST).await.unwrap();
+        world.answer(&LONG).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_idle_connection_ends_when_the_proxy_drains() {
+        let mut world = World::new(b"found");
+        sleep(2 * IDLE_AFTER).await;
+        assert_eq!(world.room(), 1);
+        let began = Instant::now();
+        assert!(world.drain.drain(TIMEOUT).await);
+        world.served.await.unwrap().unwrap();
+        assert_eq!(world.client.read(&mut [0]).await.unwrap(), 0);
+        assert_eq!(began.elapsed(), Duration::ZERO);
+    }
+}
