@@ -23,7 +23,9 @@ pub(crate) mod tls;
 
 use std::{collections::HashMap, net::SocketAddr, sync::Arc};
 
+use futures::future::BoxFuture;
 use parking_lot::Mutex;
+use tokio::net::TcpStream;
 
 use crate::{
     discover::Discover,
@@ -49,6 +51,9 @@ use tls::TlsServer;
 
 /// The most kinds of connections whose counters are remembered; beyond it they are looked up again.
 const SOURCES: usize = 1024;
+
+/// Serves a connection of which everything is known. A future of its own: the one that finds out is far larger, and is freed before.
+type Serving = BoxFuture<'static, Result<(), ConnectionError>>;
 
 /// State that the connections of one worker share.
 pub(crate) struct Inbound {
@@ -142,8 +147,7 @@ impl Inbound {
         let _permit = permit;
         match original_dst(&stream, peer) {
             Ok(target) => {
-                let served = accept::serve(&self, stream, peer, target).await;
-                if let Err(error) = served {
+                if let Err(error) = self.serve(stream, peer, target).await {
                     self.failed(&error, peer, target);
                 }
             }
@@ -151,6 +155,16 @@ impl Inbound {
                 tracing::warn!(error = &error as &dyn std::error::Error, src.addr = %peer, "connection dropped");
             }
         }
+    }
+
+    /// Serves one accepted connection with the original destination `target`.
+    async fn serve(
+        self: &Arc<Self>,
+        stream: TcpStream,
+        peer: SocketAddr,
+        target: SocketAddr,
+    ) -> Result<(), ConnectionError> {
+        Box::pin(accept::negotiate(self, stream, peer, target)).await?.await
     }
 
     fn failed(&self, error: &ConnectionError, peer: SocketAddr, target: SocketAddr) {

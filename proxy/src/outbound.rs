@@ -22,15 +22,16 @@ mod worker;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use futures::future::join_all;
-use tokio::time::Instant;
+use futures::future::{BoxFuture, join_all};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    time::Instant,
+};
 
 use crate::{
     detect::{self, DetectError, Detected},
-    discover::{
-        Discover,
-        route::{OpaqueRoutes, Protocol},
-    },
+    discover::{Discover, route::Protocol},
     http::serve::{Closing, HttpVersion},
     io::{Io, Stream},
     listen::{Accepted, Listener},
@@ -80,6 +81,9 @@ impl ConnectionError {
         matches!(self, Self::Detect(DetectError::Closed) | Self::Tcp(NoRoute | Refused(_)))
     }
 }
+
+/// Serves a connection of which everything is known, as on the inbound side.
+type Serving = BoxFuture<'static, Result<(), ConnectionError>>;
 
 /// The known facts about a connection before its first byte.
 struct Connection {
@@ -144,89 +148,96 @@ async fn serve_accepted(worker: &Arc<Worker>, accepted: Accepted) {
     let (client, closing) = (orig_dst::canonical(peer), Closing::default());
     let connection =
         Connection { worker: Arc::clone(worker), target: Arc::clone(&target), peer: client, requests_choose, closing };
-    if let Err(error) = serve_connection(connection, stream).await {
+    let served = async { Box::pin(connection.negotiate(stream)).await?.await };
+    if let Err(error) = served.await {
         worker.count_error(error.label(), target.labels());
         worker.failures.connection(&error, error.is_expected(), peer, &target.destination);
     }
 }
 
-async fn serve_connection(connection: Connection, stream: tokio::net::TcpStream) -> Result<(), ConnectionError> {
-    let worker = Arc::clone(&connection.worker);
-    if connection.requests_choose {
-        return connection.ingress(stream).await;
-    }
-    let plan = connection.target.ready().await?;
-    plan.count(&worker.shared);
-    match &plan.policy.protocol {
-        Protocol::Http1(_) => connection.http(stream, HttpVersion::Http1).await,
-        Protocol::Http2(_) => connection.http(stream, HttpVersion::Http2).await,
-        Protocol::Opaque(routes) => {
-            let stream = connection.accepted(Stream::Plain(stream));
-            connection.opaque(stream, &plan, routes, None).await?;
-        }
-        Protocol::Tls(routes) => {
-            let (name, stream) = detect::tls(stream, connection.worker.shared.config.outbound.detect_timeout).await?;
-            connection.opaque(connection.accepted(stream), &plan, routes, name).await?;
-        }
-        Protocol::Detect { timeout, opaque, .. } => {
-            connection.detect(stream, *timeout, Some((&plan, opaque))).await?;
-        }
-    }
-    Ok(())
-}
-
 impl Connection {
+    /// Finds out how to serve the connection.
+    async fn negotiate(self, stream: TcpStream) -> Result<Serving, ConnectionError> {
+        if self.requests_choose {
+            return self.ingress(stream).await;
+        }
+        let plan = self.target.ready().await?;
+        let shared = &self.worker.shared;
+        plan.count(shared);
+        Ok(match &plan.policy.protocol {
+            Protocol::Http1(_) => self.http(stream, HttpVersion::Http1),
+            Protocol::Http2(_) => self.http(stream, HttpVersion::Http2),
+            Protocol::Opaque(_) => {
+                let stream = self.accepted(Stream::Plain(stream));
+                self.opaque(stream, plan, None)
+            }
+            Protocol::Tls(_) => {
+                let (name, stream) = detect::tls(stream, shared.config.outbound.detect_timeout).await?;
+                let stream = self.accepted(stream);
+                self.opaque(stream, plan, name)
+            }
+            Protocol::Detect { timeout, .. } => {
+                let timeout = *timeout;
+                self.detect(stream, timeout, Some(plan)).await?
+            }
+        })
+    }
+
     async fn detect(
         self,
-        stream: tokio::net::TcpStream,
+        stream: TcpStream,
         timeout: Duration,
-        known: Option<(&RoutingPlan, &OpaqueRoutes)>,
-    ) -> Result<(), ConnectionError> {
+        known: Option<Arc<RoutingPlan>>,
+    ) -> Result<Serving, ConnectionError> {
         let (began, accepted) = (Instant::now(), self.accepted(Stream::Plain(stream)));
         let detected = detect::http(accepted, timeout).await;
         let result = detected.as_ref().map_or("error", |(detected, _)| detected.label());
-        match known {
-            Some((plan, _)) => plan.detect(&self.worker.shared).detected(result, began.elapsed()),
+        match &known {
+            Some(plan) => plan.detect(&self.worker.shared).detected(result, began.elapsed()),
             None => {
                 let labels = Meta::default().labels_with_port("parent");
                 self.worker.shared.metrics.detect(Direction::Outbound, labels).detected(result, began.elapsed());
             }
         }
         let (detected, stream) = detected?;
-        match detected {
-            Detected::Http1 => self.http_stream(stream, HttpVersion::Http1).await,
-            Detected::Http2 => self.http_stream(stream, HttpVersion::Http2).await,
-            Detected::NotHttp => self.not_http(stream, known).await?,
+        let version = match detected {
+            Detected::Http1 => Some(HttpVersion::Http1),
+            Detected::Http2 => Some(HttpVersion::Http2),
+            Detected::NotHttp => None,
             Detected::TimedOut => {
                 let orig_dst = &self.target.destination;
                 tracing::info!(orig_dst.addr = %orig_dst, "protocol detection timed out, continuing as opaque: mark the port as opaque to avoid the delay");
-                self.not_http(stream, known).await?;
+                None
+            }
+        };
+        match (version, known) {
+            (Some(version), _) => Ok(self.http_stream(stream, version)),
+            (None, Some(plan)) => Ok(self.opaque(stream, plan, None)),
+            (None, None) => {
+                let plan = self.target.ready().await?;
+                Ok(self.opaque(stream, plan, None))
             }
         }
-        Ok(())
     }
 
-    async fn http(self, stream: tokio::net::TcpStream, version: HttpVersion) {
+    fn http(self, stream: TcpStream, version: HttpVersion) -> Serving {
         let stream = self.accepted(Stream::Plain(stream));
-        self.http_stream(stream, version).await;
+        self.http_stream(stream, version)
     }
 
-    async fn http_stream(self, stream: Io<Stream>, version: HttpVersion) {
-        http::serve(stream, version, Arc::new(self)).await;
+    fn http_stream(self, stream: Io<Stream>, version: HttpVersion) -> Serving {
+        let connection = Arc::new(self);
+        Box::pin(async move {
+            http::serve(stream, version, connection).await;
+            Ok(())
+        })
     }
 
-    async fn opaque<S>(
-        &self,
-        stream: Io<S>,
-        plan: &RoutingPlan,
-        routes: &OpaqueRoutes,
-        server_name: Option<String>,
-    ) -> Result<(), ConnectionError>
+    fn opaque<S>(self, stream: Io<S>, plan: Arc<RoutingPlan>, server_name: Option<String>) -> Serving
     where
-        S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        tcp::forward(self, stream, plan, routes, server_name.as_deref()).await?;
-        Ok(())
+        Box::pin(async move { Ok(tcp::forward(&self, stream, &plan, server_name.as_deref()).await?) })
     }
 
     /// Counts the accepted connection with its destination's labels.
@@ -244,7 +255,7 @@ impl Worker {
     }
 
     /// The connection's original destination.
-    fn original_dst(&self, stream: &tokio::net::TcpStream, peer: SocketAddr) -> Result<SocketAddr, OrigDstError> {
+    fn original_dst(&self, stream: &TcpStream, peer: SocketAddr) -> Result<SocketAddr, OrigDstError> {
         #[cfg(test)]
         if let Some(addr) = *self.pretended_dst.lock() {
             return Ok(addr);

@@ -1,4 +1,4 @@
-//! Dispatches accepted connections: direct or for a port, our TLS or another's, HTTP or not.
+//! Finds out what an accepted connection is: direct or for a port, our TLS or another's, HTTP or not.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -8,7 +8,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Inbound, direct, error::ConnectionError, http, tcp};
+use super::{Inbound, Serving, direct, error::ConnectionError, http, tcp};
 use crate::{
     detect::{self, Detected},
     http::serve::HttpVersion,
@@ -22,20 +22,20 @@ use crate::{
     },
 };
 
-/// Serves one accepted connection with the original destination `target`.
-pub(super) async fn serve(
+/// Finds out how to serve one accepted connection with the original destination `target`.
+pub(super) async fn negotiate(
     inbound: &Arc<Inbound>,
     stream: TcpStream,
     peer: SocketAddr,
     target: SocketAddr,
-) -> Result<(), ConnectionError> {
+) -> Result<Serving, ConnectionError> {
     let config = &inbound.shared.config;
     let peer = canonical(peer);
     if !config.inbound.ips.is_empty() && !config.is_local(target.ip()) {
         return Err(ConnectionError::ForeignAddress(target));
     }
     if target.port() == config.inbound.listen.port() {
-        return direct::serve(inbound, stream, peer, target).await;
+        return direct::negotiate(inbound, stream, peer, target).await;
     }
 
     let policy = inbound.policies.port(target.port()).await;
@@ -43,14 +43,14 @@ pub(super) async fn serve(
     let requires_tls = config.inbound.tls_ports.contains(&target.port());
     let skipped = Client { addr: peer, tls: ClientTls::None(NoTls::PortSkipped) };
     if is_opaque && !requires_tls {
-        return tcp::forward(inbound, Io::new(stream), skipped, target, policy).await;
+        return tcp::forward(inbound, Io::new(stream), skipped, target, policy);
     }
 
     let timeout = config.inbound.detect_timeout;
     let (name, stream) = detect::tls(stream, timeout).await?;
     match name {
         None if requires_tls => Err(ConnectionError::TlsRequired(target)),
-        Some(_) if is_opaque => tcp::forward(inbound, stream, skipped, target, policy).await,
+        Some(_) if is_opaque => tcp::forward(inbound, stream, skipped, target, policy),
         Some(name) if *name == *config.identity.server_name => {
             let handshake = inbound.tls.accept(stream, timeout).await?;
             let client = Client { addr: peer, tls: ClientTls::Established(handshake.identity) };
@@ -58,7 +58,7 @@ pub(super) async fn serve(
         }
         Some(_) => {
             let client = Client { addr: peer, tls: ClientTls::Passthrough };
-            tcp::forward(inbound, stream, client, target, policy).await
+            tcp::forward(inbound, stream, client, target, policy)
         }
         None => {
             let client = Client { addr: peer, tls: ClientTls::None(NoTls::NotFromRemote) };
@@ -102,7 +102,7 @@ async fn dispatch<S>(
     client: Client,
     target: SocketAddr,
     policy: PortPolicy,
-) -> Result<(), ConnectionError>
+) -> Result<Serving, ConnectionError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -110,8 +110,8 @@ where
     // One statement, so that the connection does not keep a reference to this policy.
     let plan = ServePlan::new(&policy.borrow().protocol, is_plain, inbound.shared.config.inbound.detect_timeout);
     let (timeout, when_silent) = match plan {
-        ServePlan::Bytes => return tcp::forward(inbound, stream, client, target, policy).await,
-        ServePlan::Http(version) => return http::serve(inbound, stream, version, client, target, policy).await,
+        ServePlan::Bytes => return tcp::forward(inbound, stream, client, target, policy),
+        ServePlan::Http(version) => return Ok(http::serve(inbound, stream, version, client, target, policy)),
         ServePlan::Detect { timeout, when_silent } => (timeout, when_silent),
     };
 
@@ -129,7 +129,7 @@ where
         Detected::TimedOut => when_silent,
     };
     match version {
-        Some(version) => http::serve(inbound, stream, version, client, target, policy).await,
-        None => tcp::forward(inbound, stream, client, target, policy).await,
+        Some(version) => Ok(http::serve(inbound, stream, version, client, target, policy)),
+        None => tcp::forward(inbound, stream, client, target, policy),
     }
 }

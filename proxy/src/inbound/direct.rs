@@ -6,7 +6,7 @@ use std::{net::SocketAddr, sync::Arc};
 use tokio::net::TcpStream;
 
 use super::{
-    Inbound,
+    Inbound, Serving,
     error::ConnectionError,
     gateway::{self, Route},
     http, tcp,
@@ -19,13 +19,13 @@ use crate::{
     transport_header::{SessionProtocol, TransportHeader},
 };
 
-/// Serves a connection whose original destination is `own`, this proxy.
-pub(super) async fn serve(
+/// Finds out how to serve a connection whose original destination is `own`, this proxy.
+pub(super) async fn negotiate(
     inbound: &Arc<Inbound>,
     stream: TcpStream,
     peer: SocketAddr,
     own: SocketAddr,
-) -> Result<(), ConnectionError> {
+) -> Result<Serving, ConnectionError> {
     let config = &inbound.shared.config;
     let timeout = config.inbound.detect_timeout;
     let (name, stream) = detect::tls(stream, timeout).await?;
@@ -60,17 +60,17 @@ pub(super) async fn serve(
         // A gateway's own policy decides, as in Linkerd: the Service's is that of its pods.
         let policy = inbound.policies.port(own.port()).await;
         return match version {
-            None => gateway::forward(inbound, stream, client, own, &header, policy).await,
+            None => gateway::forward(inbound, stream, client, own, &header, policy),
             Some(version) => {
                 let route = Route::new(inbound, &header, &client);
-                http::serve_gateway(inbound, stream, version, client, own, policy, route).await
+                Ok(http::serve_gateway(inbound, stream, version, client, own, policy, route))
             }
         };
     }
     let policy = inbound.policies.port(target.port()).await;
     match version {
-        None => tcp::forward(inbound, stream, client, target, policy).await,
-        Some(version) => http::serve(inbound, stream, version, client, target, policy).await,
+        None => tcp::forward(inbound, stream, client, target, policy),
+        Some(version) => Ok(http::serve(inbound, stream, version, client, target, policy)),
     }
 }
 

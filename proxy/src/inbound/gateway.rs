@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use weft_tls::identity::Identity;
 
-use super::{Inbound, error::ConnectionError, tcp};
+use super::{Inbound, Serving, error::ConnectionError, tcp};
 use crate::{
     destination::{Name, Suffix},
     http::{
@@ -158,16 +158,19 @@ fn has_been_here(headers: &HeaderMap, own: &Identity) -> bool {
 }
 
 /// Forwards a connection to the Service that its header names, as long as the policy of this proxy's own port allows it.
-pub(super) async fn forward<S>(
+///
+/// # Errors
+/// When policy denies it, or the Service is not served here.
+pub(super) fn forward<S>(
     inbound: &Arc<Inbound>,
     stream: Io<S>,
     client: Client,
     own: SocketAddr,
     header: &TransportHeader,
     mut policy: PortPolicy,
-) -> Result<(), ConnectionError>
+) -> Result<Serving, ConnectionError>
 where
-    S: AsyncRead + AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let stream = tcp::admit(inbound, stream, &client, own, &mut policy)?;
     let (Some(gateway), Some(name)) = (&inbound.gateway, inbound.served(header)) else {
@@ -177,10 +180,13 @@ where
         return Err(ConnectionError::GatewayLoop);
     }
     let named = gateway.outbound.named(&name, client.addr).ok_or(ConnectionError::TooManyNames)?;
-    tokio::select! {
-        forwarded = named.forward(stream) => Ok(forwarded?),
-        revoked = tcp::revoked(inbound, &mut policy, &client, own) => Err(revoked),
-    }
+    let inbound = Arc::clone(inbound);
+    Ok(Box::pin(async move {
+        tokio::select! {
+            forwarded = named.forward(stream) => Ok(forwarded?),
+            revoked = tcp::revoked(&inbound, &mut policy, &client, own) => Err(revoked),
+        }
+    }))
 }
 
 #[cfg(test)]

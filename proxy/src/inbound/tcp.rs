@@ -4,7 +4,7 @@ use std::{net::SocketAddr, sync::Arc};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{Inbound, error::ConnectionError};
+use super::{Inbound, Serving, error::ConnectionError};
 use crate::{
     io::{Io, copy_bidirectional},
     metrics::Counters,
@@ -12,25 +12,29 @@ use crate::{
     route::Meta,
 };
 
-/// Forwards a connection to the application if policy allows it, until it ends or policy no longer allows it.
+/// Forwards a connection to the application until it ends or policy no longer allows it.
 ///
-/// A connection that is denied is closed without a byte.
-pub(super) async fn forward<S>(
+/// # Errors
+/// When policy denies it; it is closed without a byte.
+pub(super) fn forward<S>(
     inbound: &Arc<Inbound>,
     stream: Io<S>,
     client: Client,
     target: SocketAddr,
     mut policy: PortPolicy,
-) -> Result<(), ConnectionError>
+) -> Result<Serving, ConnectionError>
 where
-    S: AsyncRead + AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let mut stream = admit(inbound, stream, &client, target, &mut policy)?;
-    let mut application = inbound.targets.get(target).connect().await?;
-    tokio::select! {
-        copied = copy_bidirectional(&mut stream, &mut application) => copied.map_err(ConnectionError::Copy),
-        revoked = revoked(inbound, &mut policy, &client, target) => Err(revoked),
-    }
+    let inbound = Arc::clone(inbound);
+    Ok(Box::pin(async move {
+        let mut application = inbound.targets.get(target).connect().await?;
+        tokio::select! {
+            copied = copy_bidirectional(&mut stream, &mut application) => copied.map_err(ConnectionError::Copy),
+            revoked = revoked(&inbound, &mut policy, &client, target) => Err(revoked),
+        }
+    }))
 }
 
 /// Counts a connection, and denies it if policy does.

@@ -210,7 +210,7 @@ async fn serve_on(inbound: Arc<super::Inbound>, client: Option<SocketAddr>, targ
             let peer = client.unwrap_or(peer);
             tokio::spawn(async move {
                 let _permit = permit;
-                super::accept::serve(&inbound, stream, peer, target).await
+                inbound.serve(stream, peer, target).await
             });
         }
     });

@@ -65,6 +65,14 @@ enum Via {
     Direct(Option<SessionProtocol>),
 }
 
+/// Both ends of a connection, and the address of the first.
+async fn pair() -> (TcpStream, TcpStream, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let (accepted, peer) = listener.accept().await.unwrap();
+    (client, accepted, peer)
+}
+
 impl World {
     async fn new(app: SocketAddr) -> Self {
         Self::with(app, |_| {}).await
@@ -89,13 +97,11 @@ impl World {
 
     /// A connection as if accepted from `peer` with the original destination `target`.
     async fn raw(&self, peer: Option<&str>, target: SocketAddr) -> TcpStream {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        let (accepted, real_peer) = listener.accept().await.unwrap();
+        let (client, accepted, real_peer) = pair().await;
         let peer = peer.map_or(real_peer, |peer| peer.parse().unwrap());
         let inbound = Arc::clone(&self.inbound);
         let served = async move {
-            if let Err(error) = accept::serve(&inbound, accepted, peer, target).await {
+            if let Err(error) = inbound.serve(accepted, peer, target).await {
                 inbound.failed(&error, peer, target);
             }
         };

@@ -205,6 +205,16 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_takes_little_room() {
+        /// The size of what the function returns.
+        fn size<R>(_: fn(Io<Stream>, HttpVersion, Arc<Connection>) -> R) -> usize {
+            size_of::<R>()
+        }
+        let bytes = size(serve);
+        assert!(bytes <= 1792, "{bytes} bytes of each that is idle");
+    }
+
+    #[test]
     fn mesh_headers_are_taken_off() {
         let mut request = request("GET", "/", Version::HTTP_11);
         for (name, value) in [("l5d-client-id", "me"), ("l5d-orig-proto", "HTTP/1.1"), ("l5d-require-id", "web.demo")] {

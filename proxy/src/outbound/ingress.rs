@@ -12,15 +12,12 @@ use http::{HeaderMap, HeaderValue, Request};
 use tokio::net::TcpStream;
 
 use super::{
-    Connection, ConnectionError,
-    target::{OutboundTarget, RoutingPlan, accepted},
-    tcp::ForwardError,
+    Connection, ConnectionError, Serving,
+    target::{OutboundTarget, accepted},
 };
 use crate::{
     destination::{Destination, Name},
-    discover::route::OpaqueRoutes,
     http::{headers::DST_OVERRIDE, respond::Failure},
-    io::{Io, Stream},
     route::Meta,
 };
 
@@ -28,26 +25,12 @@ use crate::{
 const DEFAULT_PORT: NonZeroU16 = NonZeroU16::new(80).unwrap();
 
 impl Connection {
-    /// Serves a connection in ingress mode. What is known about its original destination does not matter before a request needs it.
-    pub(super) async fn ingress(self, stream: TcpStream) -> Result<(), ConnectionError> {
+    /// Finds out how to serve a connection in ingress mode. What is known about its original destination does not matter before a request needs it.
+    pub(super) async fn ingress(self, stream: TcpStream) -> Result<Serving, ConnectionError> {
         let shared = &self.worker.shared;
         accepted(shared, &Meta::default(), "detect").1.inc();
         let timeout = shared.config.outbound.detect_timeout;
         self.detect(stream, timeout, None).await
-    }
-
-    /// Forwards a connection on these routes, or on those of the original destination, which may be unknown until now.
-    pub(super) async fn not_http(
-        &self,
-        stream: Io<Stream>,
-        known: Option<(&RoutingPlan, &OpaqueRoutes)>,
-    ) -> Result<(), ConnectionError> {
-        if let Some((plan, routes)) = known {
-            return self.opaque(stream, plan, routes, None).await;
-        }
-        let plan = self.target.ready().await?;
-        let routes = plan.policy.opaque_routes().ok_or(ForwardError::NoRoute)?;
-        self.opaque(stream, &plan, &routes, None).await
     }
 
     /// The destination that a request names; the header is taken off.

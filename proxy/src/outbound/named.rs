@@ -7,12 +7,7 @@ use http::{Request, Response, Version};
 use http_body_util::BodyExt as _;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{
-    Connection, ConnectionError, Outbound,
-    http::ExchangeError,
-    target::TargetError,
-    tcp::{self, ForwardError},
-};
+use super::{Connection, ConnectionError, Outbound, http::ExchangeError, target::TargetError, tcp};
 use crate::{
     destination::Name,
     http::{
@@ -78,8 +73,7 @@ impl Named {
     {
         let Self(connection) = self;
         let plan = connection.target.ready().await.map_err(ConnectionError::from)?;
-        let routes = plan.policy.opaque_routes().ok_or(ForwardError::NoRoute).map_err(ConnectionError::from)?;
-        tcp::forward(connection, stream, &plan, &routes, None).await.map_err(ConnectionError::from)?;
+        tcp::forward(connection, stream, &plan, None).await.map_err(ConnectionError::from)?;
         Ok(())
     }
 }

@@ -8,29 +8,28 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::{HttpConnection, counters::Counters};
 use crate::{
     http::serve::{Closing, HttpVersion, ServerSettings, serve as serve_http},
-    inbound::{Inbound, error::ConnectionError, gateway::Route, profiles::LastNamed},
+    inbound::{Inbound, Serving, error::ConnectionError, gateway::Route, profiles::LastNamed},
     io::Io,
     policy::{PortPolicy, authz::Client},
 };
 
 /// Serves a connection until the client ends it, or until the proxy drains and its requests are answered.
-pub(in crate::inbound) async fn serve<S>(
+pub(in crate::inbound) fn serve<S>(
     inbound: &Arc<Inbound>,
     stream: Io<S>,
     version: HttpVersion,
     client: Client,
     target: SocketAddr,
     policy: PortPolicy,
-) -> Result<(), ConnectionError>
+) -> Serving
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let served = connection(inbound, client, target, policy, None);
-    run(inbound, stream, version, served).await
+    run(stream, version, connection(inbound, client, target, policy, None))
 }
 
 /// Serves a gateway's connection: requests that the policy of the proxy's own port admits go where `route` says.
-pub(in crate::inbound) async fn serve_gateway<S>(
+pub(in crate::inbound) fn serve_gateway<S>(
     inbound: &Arc<Inbound>,
     stream: Io<S>,
     version: HttpVersion,
@@ -38,12 +37,11 @@ pub(in crate::inbound) async fn serve_gateway<S>(
     own: SocketAddr,
     policy: PortPolicy,
     route: Route,
-) -> Result<(), ConnectionError>
+) -> Serving
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let served = connection(inbound, client, own, policy, Some(route));
-    run(inbound, stream, version, served).await
+    run(stream, version, connection(inbound, client, own, policy, Some(route)))
 }
 
 fn connection(
@@ -66,15 +64,11 @@ fn connection(
     }
 }
 
-async fn run<S>(
-    inbound: &Arc<Inbound>,
-    stream: Io<S>,
-    version: HttpVersion,
-    connection: HttpConnection,
-) -> Result<(), ConnectionError>
+fn run<S>(stream: Io<S>, version: HttpVersion, connection: HttpConnection) -> Serving
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let inbound = Arc::clone(&connection.inbound);
     let server = Arc::clone(&connection.policy.borrow().meta);
     let stream = stream.with_metrics(inbound.source(&connection.client, connection.target.addr, &server));
     let connection = Arc::new(connection);
@@ -84,6 +78,8 @@ where
     };
     let served = Arc::clone(&connection);
     let answer = move |request| Arc::clone(&served).handle(request);
-    let served = serve_http(stream, version, settings, &inbound.shared.drain, &connection.closing, answer).await;
-    served.map_err(ConnectionError::Http)
+    Box::pin(async move {
+        let served = serve_http(stream, version, settings, &inbound.shared.drain, &connection.closing, answer).await;
+        served.map_err(ConnectionError::Http)
+    })
 }

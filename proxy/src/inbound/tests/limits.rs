@@ -28,6 +28,26 @@ async fn a_client_that_does_not_finish_a_head_is_closed() {
 }
 
 #[tokio::test]
+async fn a_connection_takes_little_room_when_all_is_known_about_it() {
+    let world = World::new(http_app().await).await;
+    let own = SocketAddr::new(world.app.ip(), world.registry.config.inbound.listen.port());
+    let config = world.mesh.credentials(CLIENT).client_config(&OWN.parse().unwrap(), &[ALPN]);
+    for (protocol, most) in [(None, 2560), (Some(SessionProtocol::Http2), 10 * 1024)] {
+        let (client, accepted, peer) = pair().await;
+        let header = TransportHeader { port: NonZeroU16::new(world.app.port()).unwrap(), name: None, protocol };
+        let connected = async {
+            let name = rustls::pki_types::ServerName::try_from(OWN).unwrap();
+            let mut stream = TlsConnector::from(Arc::clone(&config)).connect(name, client).await.unwrap();
+            stream.write_all(&header.encode()).await.unwrap();
+            stream
+        };
+        let (_client, serving) = tokio::join!(connected, accept::negotiate(&world.inbound, accepted, peer, own));
+        let bytes = size_of_val(&*serving.unwrap());
+        assert!(bytes <= most, "{bytes} bytes as {protocol:?}");
+    }
+}
+
+#[tokio::test]
 async fn the_limit_of_requests_in_flight_comes_before_policy() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let one = |config: &mut Config| config.inbound.max_in_flight = 1;
