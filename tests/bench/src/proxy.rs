@@ -37,8 +37,9 @@ use crate::{
 
 /// Rows with new sandboxes for each repetition. Memory varies less than time.
 const FRESH_REPETITIONS: u32 = 3;
-/// Idle connections: time for the proxies to finish what their opening began.
-const SETTLES: Duration = Duration::from_secs(2);
+/// Idle connections: time for the proxies to finish what their opening began, and to return the memory of it. jemalloc does so within
+/// ten seconds.
+const SETTLES: Duration = Duration::from_secs(13);
 /// Descriptors of a process besides those of the connections.
 const OTHER_DESCRIPTORS: u64 = 200;
 /// Time of a load before it counts: hundreds of TLS handshakes take a part of it.
