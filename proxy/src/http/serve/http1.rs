@@ -92,16 +92,19 @@ where
             until = idle => until,
         };
         let Some(parts) = server.into_parts() else { return Ok(()) };
+        let read = parts.read_buf;
         (stream, service) = (parts.io.into_inner(), parts.service);
         timer.resume(until);
-        if parts.read_buf.is_empty() {
+        if read.is_empty() {
+            // Empty, it keeps hyper's buffer.
+            drop(read);
             // Whatever ends this, hyper does what follows: it reads on, or ends the connection.
             tokio::select! {
                 _ = timeout_at(until, stream.stream.readable()) => {}
                 () = drain.signaled() => {}
             }
         } else {
-            stream.stream.read_again(parts.read_buf);
+            stream.stream.read_again(read);
         }
     }
 }
