@@ -10,6 +10,7 @@ use weft_proto::linkerd::{
 };
 
 use super::{
+    gateway::{Clusters, REMOTE},
     resilience::{changed, ejecting},
     *,
 };
@@ -307,7 +308,37 @@ async fn survives(hop: Hop) {
     let mut first =
         (hop == Hop::ToControlPlane).then_some(Fault::After(Toward::Client, rng.random_range(0..100), Cut::Reset));
     let chain = Chain::start(hop, with_headers(), move || first.take().unwrap_or_else(|| random(&mut rng, hop))).await;
-    let (entry, next) = (chain.entry, Arc::new(AtomicU32::new(0)));
+    clients_survive(&format!("seed {seed}, {hop:?}"), chain.entry, &chain.faulty, || chain.proxy.scrape()).await;
+}
+
+/// The same with a gateway between the client's proxy and the application, and faults before or behind it.
+async fn survives_through_a_gateway(faults_before: bool) {
+    let seed: u64 = rand::random();
+    let mut rng = StdRng::seed_from_u64(seed);
+    let script = move || random(&mut rng, Hop::BetweenProxies);
+    let service = "10.1.3.1:80".parse().unwrap();
+    let control = Control::default();
+    control.policies.lock().insert(service, with_headers());
+    let client = Proxy::start_with(service, control, impatient, true).await;
+    let mut clusters = Clusters::behind(client, impatient).await;
+    let app = application_of_everything().await;
+    let (app, faulty) = if faults_before {
+        let faulty = FaultyHop::start(SocketAddr::from(([127, 0, 0, 1], clusters.port)), script);
+        clusters.port = faulty.addr.port();
+        (app, faulty)
+    } else {
+        let faulty = FaultyHop::start(app, script);
+        (faulty.addr, faulty)
+    };
+    let service = format!("{REMOTE}:80");
+    clusters.serve(&service, endpoint(app, None));
+    clusters.mirror(&service);
+    let what = format!("seed {seed}, before the gateway: {faults_before}");
+    clients_survive(&what, clusters.client.addr, &faulty, || clusters.client.scrape()).await;
+}
+
+async fn clients_survive(what: &str, entry: SocketAddr, faulty: &FaultyHop, scrape: impl Fn() -> String) {
+    let next = Arc::new(AtomicU32::new(0));
     let clients = (0..CLIENTS).map(|_| {
         let next = Arc::clone(&next);
         tokio::spawn(async move {
@@ -319,12 +350,11 @@ async fn survives(hop: Hop) {
         })
     });
     let ended = futures::future::join_all(clients).await.into_iter().flat_map(Result::unwrap);
-    let ended: Vec<Ended> =
-        ended.map(|ended| ended.unwrap_or_else(|wrong| panic!("seed {seed}, {hop:?}: {wrong}"))).collect();
-    assert!(chain.faulty.cuts() > 0, "seed {seed}: nothing was cut");
-    assert!(ended.contains(&Ended::Whole), "seed {seed}: nothing passes at all");
+    let ended: Vec<Ended> = ended.map(|ended| ended.unwrap_or_else(|wrong| panic!("{what}: {wrong}"))).collect();
+    assert!(faulty.cuts() > 0, "{what}: nothing was cut");
+    assert!(ended.contains(&Ended::Whole), "{what}: nothing passes at all");
 
-    chain.faulty.heal();
+    faulty.heal();
     let recovered = async {
         for id in 1000..1016 {
             // The endpoint may rest, and connections that were silent take their time to be found out.
@@ -334,7 +364,7 @@ async fn survives(hop: Hop) {
         }
     };
     let recovered = tokio::time::timeout(SLACK, recovered).await;
-    assert!(recovered.is_ok(), "seed {seed}, {hop:?}: it does not recover\n{}", chain.proxy.scrape());
+    assert!(recovered.is_ok(), "{what}: it does not recover\n{}", scrape());
 }
 
 #[tokio::test]
@@ -355,6 +385,16 @@ async fn faults_between_a_proxy_and_its_application_mix_and_hang_nothing() {
 #[tokio::test]
 async fn faults_between_a_proxy_and_its_control_plane_mix_and_hang_nothing() {
     survives(Hop::ToControlPlane).await;
+}
+
+#[tokio::test]
+async fn faults_between_a_proxy_and_a_gateway_mix_and_hang_nothing() {
+    survives_through_a_gateway(true).await;
+}
+
+#[tokio::test]
+async fn faults_behind_a_gateway_mix_and_hang_nothing() {
+    survives_through_a_gateway(false).await;
 }
 
 #[tokio::test]

@@ -9,17 +9,18 @@ use weft_proto::linkerd::destination::{AuthorityOverride, WeightedAddr, Weighted
 
 const GATEWAY: &str = "gateway.linkerd-multicluster.serviceaccount.identity.linkerd.cluster.local";
 /// The Service's name in the gateway's cluster.
-const REMOTE: &str = "web.demo.svc.cluster.local";
+pub(super) const REMOTE: &str = "web.demo.svc.cluster.local";
 
-struct Clusters {
-    client: Proxy,
+pub(super) struct Clusters {
+    pub(super) client: Proxy,
     gateway: Arc<Shared>,
     outbound: Outbound,
     /// Policy of the gateway's own port.
     policies: Policies,
     /// The control plane of the gateway's cluster.
     control: Control,
-    port: u16,
+    /// Where clients reach the gateway.
+    pub(super) port: u16,
     identity: &'static str,
 }
 
@@ -36,8 +37,15 @@ impl Clusters {
         let here = Control::default();
         let service = "10.1.3.1:80".parse().unwrap();
         here.policies.lock().insert(service, policy(SERVICE, vec![]));
-        let client = Proxy::start(service, here).await;
+        Self::of(Proxy::start(service, here).await, identity, change).await
+    }
 
+    /// A client whose requests the gateway may serve.
+    pub(super) async fn behind(client: Proxy, change: impl FnOnce(&mut Config)) -> Self {
+        Self::of(client, GATEWAY, change).await
+    }
+
+    async fn of(client: Proxy, identity: &'static str, change: impl FnOnce(&mut Config)) -> Self {
         let control = Control::default();
         let mut config = testing::config();
         let controller = control.serve().await;
@@ -68,12 +76,12 @@ impl Clusters {
     }
 
     /// Makes the client's Service one of the gateway's cluster.
-    fn mirror(&self, service: &str) {
+    pub(super) fn mirror(&self, service: &str) {
         self.client.control.update(SERVICE, add(vec![self.endpoint(service)]));
     }
 
     /// A Service of the gateway's cluster.
-    fn serve(&self, service: &str, endpoint: WeightedAddr) {
+    pub(super) fn serve(&self, service: &str, endpoint: WeightedAddr) {
         self.control.named.lock().insert(service.to_owned(), policy(service, vec![]));
         self.control.update(service, add(vec![endpoint]));
     }
