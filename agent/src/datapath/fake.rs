@@ -31,6 +31,12 @@ pub(crate) struct State {
     pub(crate) enrolled: Vec<(u64, Rules)>,
     /// The error of the next enrolment.
     pub(crate) refusal: Option<DatapathError>,
+    /// Enrolments ask for a search first, which is needed or not.
+    pub(crate) searches: Option<bool>,
+    /// Enrolments without what a search has found are left pending.
+    pub(crate) is_pending: bool,
+    /// What calls of an enrolment did, in their order.
+    pub(crate) steps: Vec<&'static str>,
     pub(crate) bypassed: bool,
     pub(crate) losses: Losses,
 }
@@ -46,6 +52,11 @@ impl FakeKernel {
     }
 }
 
+/// A search that any namespace answers: there are no such listeners.
+fn nothing_to_find() -> Search {
+    Search { proxy_uid: 0, proxy_cgroup: None, cgroup: "/".into(), ports: Vec::new(), control_port: None }
+}
+
 impl Kernel for FakeKernel {
     fn facts(&self) -> Facts {
         Facts { digest: "fake".into(), cgroup: "/".into(), pin_dir: "/".into(), cookies: Cookies::Kernel }
@@ -59,17 +70,29 @@ impl Kernel for FakeKernel {
         &mut self,
         netns: &Netns,
         rules: &Rules,
-        _: Option<&[TakenListener]>,
+        listeners: Option<&[TakenListener]>,
     ) -> Result<Begun, DatapathError> {
+        let searches = self.state().searches.filter(|_| listeners.is_none());
+        if let Some(is_needed) = searches {
+            self.state().steps.push("search");
+            return Ok(Begun::Search { search: nothing_to_find(), is_needed });
+        }
         if let Some(refusal) = self.state().refusal.take() {
             return Err(refusal);
         }
         Arc::make_mut(&mut self.names).insert(netns.cookie, rules.pod.clone());
-        self.state().enrolled.push((netns.cookie, rules.clone()));
-        Ok(Begun::Done(Enrolment { cookie: netns.cookie, generation: 1, changed: true, is_new: true }))
+        let mut state = self.state();
+        state.steps.push("begin");
+        state.enrolled.push((netns.cookie, rules.clone()));
+        let enrolment = Enrolment { cookie: netns.cookie, generation: 1, changed: true, is_new: true };
+        if state.is_pending {
+            return Ok(Begun::Pending(Pending { enrolment, search: nothing_to_find() }));
+        }
+        Ok(Begun::Done(enrolment))
     }
 
     fn complete_enrolment(&mut self, pending: Pending, _: &[TakenListener]) -> Result<Enrolment, DatapathError> {
+        self.state().steps.push("complete");
         Ok(pending.enrolment)
     }
 
@@ -124,7 +147,10 @@ mod tests {
     use std::fs::File;
 
     use super::*;
-    use crate::datapath::rules::{Proxy, Wanted};
+    use crate::datapath::{
+        rules::{Proxy, Wanted},
+        takeover::TakeoverError,
+    };
 
     fn enrolment(name: &str, cookie: u64) -> (Netns, Rules) {
         let netns = Netns { file: File::open("/proc/self/ns/net").unwrap(), cookie, addresses: Vec::new() };
@@ -167,6 +193,36 @@ mod tests {
         let (netns, rules) = enrolment("web-0", 7);
         assert!(matches!(handle.enrol(netns, rules).await, Err(DatapathError::Superseded)));
         assert!(handle.names().is_empty());
+    }
+
+    #[tokio::test]
+    async fn an_enrolment_searches_first_where_it_has_to_and_completes_what_is_pending() {
+        for (searches, is_pending, expected) in [
+            (None, false, &["begin"][..]),
+            (None, true, &["begin", "complete"]),
+            (Some(true), false, &["search", "begin"]),
+            (Some(false), true, &["search", "begin", "complete"]),
+        ] {
+            let kernel = FakeKernel::default();
+            (kernel.state().searches, kernel.state().is_pending) = (searches, is_pending);
+            let (netns, rules) = enrolment("web-0", 7);
+            kernel.spawn().enrol(netns, rules).await.unwrap();
+            assert_eq!(kernel.state().steps, expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_search_that_fails_changes_nothing_where_it_is_needed_and_is_an_error_all_the_same() {
+        for (is_needed, expected) in [(true, &["search"][..]), (false, &["search", "begin"])] {
+            let kernel = FakeKernel::default();
+            (kernel.state().searches, kernel.state().is_pending) = (Some(is_needed), true);
+            let (netns, rules) = enrolment("web-0", 7);
+            let no_namespace = Netns { file: File::open("/dev/null").unwrap(), ..netns };
+            let error = kernel.spawn().enrol(no_namespace, rules).await.unwrap_err();
+            assert!(matches!(error, DatapathError::Takeover(TakeoverError::Ask(_))), "{error}");
+            assert_eq!(kernel.state().steps, expected);
+            assert_eq!(kernel.state().enrolled.len(), usize::from(!is_needed), "the pod's own connections do not wait");
+        }
     }
 
     #[tokio::test]
