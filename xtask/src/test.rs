@@ -41,7 +41,7 @@ const WAITING: &str = "apiserver_control_plane";
 /// The number of those.
 const THREADS: (&str, &str) = ("RUST_TEST_THREADS", "16");
 /// Programs of other projects that tests against the kernel run in pods and beside them.
-const FOREIGN: [&str; 4] = ["h2spec", "grpc-interop", "otelcol", "promtool"];
+const FOREIGN: [&str; 5] = ["h2spec", "grpc-interop", "go-http", "otelcol", "promtool"];
 /// Tests with a browser, which not every distribution has as a package.
 const WITH_BROWSER: &str = "netns_dashboard";
 /// What tests in a cluster are given, beside what every test has.

@@ -1,5 +1,5 @@
 //! Clients and servers in other languages, and the command line's: each speaks HTTP/1 and HTTP/2 through both proxies, as its library
-//! does, and the server says what arrived. Go's are in the other tests: grpc-go, Prometheus, the collector.
+//! does, and the server says what arrived.
 
 use std::time::Duration;
 
@@ -12,7 +12,8 @@ use super::{MESH, server};
 pub(super) fn servers() -> String {
     let python = server("python", &["/usr/bin/python3", "-c", include_str!("server.py"), "8080"], &[8080]);
     let node = ["/usr/bin/node", "-e", include_str!("server.js"), "8080", "8081"];
-    python + &server("node", &node, &[8080, 8081])
+    let go = server("go", &["go-http", "server", "8080"], &[8080]);
+    [python, server("node", &node, &[8080, 8081]), go].concat()
 }
 
 /// The identity by which a server knows the client.
@@ -42,20 +43,21 @@ fn expected(server: &str, version: &str, method: &str, body: (u64, &str)) -> (St
 }
 
 async fn answers(mesh: &Mesh) {
-    for target in ["http://python.shop:8080/", "http://node.shop:8080/"] {
+    for target in ["http://python.shop:8080/", "http://node.shop:8080/", "http://go.shop:8080/"] {
         eventually("the servers answer", Duration::from_secs(60), async || run(mesh, &["curl", "-fsS", target]).await)
             .await;
     }
 }
 
 #[test]
-fn curl_speaks_every_version_to_servers_in_python_and_node() {
+fn curl_speaks_every_version_to_servers_in_python_node_and_go() {
     MESH.test(async |mesh| {
         answers(mesh).await;
         let servers = [
             ("python", "8080", &[("--http1.0", "1.0"), ("--http1.1", "1.1")][..]),
             ("node", "8080", &[("--http1.0", "1.0"), ("--http1.1", "1.1")]),
             ("node", "8081", &[("--http2-prior-knowledge", "2.0")]),
+            ("go", "8080", &[("--http1.0", "1.0"), ("--http1.1", "1.1"), ("--http2-prior-knowledge", "2.0")]),
         ];
         for (server, port, versions) in servers {
             for (flag, version) in versions {
@@ -79,7 +81,7 @@ fn curl_speaks_every_version_to_servers_in_python_and_node() {
 }
 
 #[test]
-fn clients_in_python_and_node_keep_their_connections_and_get_trailers() {
+fn clients_in_python_node_and_go_keep_their_connections_and_get_trailers() {
     MESH.test(async |mesh| {
         answers(mesh).await;
         let hosts = ["python.shop:8080", "node.shop:8080"];
@@ -97,6 +99,15 @@ fn clients_in_python_and_node_keep_their_connections_and_get_trailers() {
         for version in ["1.1", "2.0"] {
             let expected = expected("node", version, "POST", LARGE);
             assert_eq!(said.iter().filter(|got| **got == expected).count(), 20, "{version}: {said:?}");
+        }
+
+        for (version, server, port) in
+            [("1.1", "node", "8080"), ("2.0", "node", "8081"), ("1.1", "go", "8080"), ("2.0", "go", "8080")]
+        {
+            let url = format!("http://{server}.shop:{port}/");
+            let said = run(mesh, &["go-http", "client", version, &url]).await.unwrap();
+            let said: Vec<_> = said.lines().map(got).collect();
+            assert_eq!(said, vec![expected(server, version, "POST", LARGE); 20], "{url}");
         }
     });
 }

@@ -29,6 +29,8 @@ const STEP: &str = "v0.21.0";
 const H2SPEC: &str = "v2.2.1";
 const GRPC_GO: &str = "v1.84.0";
 const CRANE: &str = "v0.22.1";
+/// Of the source below.
+const GO_HTTP: &str = "1";
 /// Of the collector's modules; `contrib` has the exporter to files.
 const OTELCOL: &str = "v0.165.0";
 /// The same release of its stable modules.
@@ -143,6 +145,9 @@ func main() {
 /// programs are modules that no proxy of modules has, because their directories have other names than they do.
 const CERT_MANAGER_SOURCE: &str = include_str!("tools/cert_manager.go");
 
+/// A server and a client of Go's own HTTP.
+const GO_HTTP_SOURCE: &str = include_str!("tools/go_http.go");
+
 /// A tool to build: its directory's name, a hint about the duration, and how to fill the directory.
 struct Tool {
     name: &'static str,
@@ -151,7 +156,7 @@ struct Tool {
     build: fn(&Path) -> Result<()>,
 }
 
-const TOOLS: [Tool; 12] = [
+const TOOLS: [Tool; 13] = [
     Tool { name: "pause", version: PAUSE, minutes: "seconds", build: pause },
     Tool { name: "etcd", version: ETCD, minutes: "seconds", build: etcd },
     Tool { name: "kubernetes", version: KUBERNETES, minutes: "10 minutes on two cores", build: kubernetes },
@@ -163,6 +168,7 @@ const TOOLS: [Tool; 12] = [
     Tool { name: "cert-manager", version: CERT_MANAGER, minutes: "3 minutes", build: cert_manager },
     Tool { name: "h2spec", version: H2SPEC, minutes: "a minute", build: h2spec },
     Tool { name: "grpc-interop", version: GRPC_GO, minutes: "2 minutes", build: grpc_interop },
+    Tool { name: "go-http", version: GO_HTTP, minutes: "half a minute", build: go_http },
     Tool { name: "otelcol", version: OTELCOL, minutes: "2 minutes", build: otelcol },
 ];
 
@@ -337,6 +343,13 @@ fn grpc_interop(into: &Path) -> Result<()> {
         fs::rename(into.join(role), into.join(format!("grpc-interop-{role}"))).context("name the program")?;
     }
     Ok(())
+}
+
+/// Go's own HTTP.
+fn go_http(into: &Path) -> Result<()> {
+    let module = "module weft.example/go-http\n\ngo 1.26.0\n";
+    let files = [("go.mod", module.to_owned()), ("main.go", GO_HTTP_SOURCE.to_owned())];
+    build_module(into, &files, "-s -w", "../go-http", &[".".to_owned()])
 }
 
 /// An OpenTelemetry collector that receives OTLP and writes files.
