@@ -252,6 +252,7 @@ mod tests {
             world.answer(b"found").await;
             assert!(world.room() >= 8192);
         }
+        sleep(3 * IDLE_AFTER).await;
         drop(world.client);
         world.served.await.unwrap().unwrap();
     }
