@@ -138,10 +138,9 @@ fn every_page_fits_a_phone_and_a_screen_in_both_themes() {
                     assert_eq!(browser.complaints(), Vec::<String>::new(), "{name} {suffix}");
                 }
             }
-            // What does not fit would have been seen.
-            let broad = "document.querySelector('h1').style.paddingLeft = '500px'";
-            browser.value(broad).await.unwrap();
-            assert_eq!(browser.value(&fits(PHONE)).await.unwrap(), false);
+            // What does not fit would have been seen. At once, because the page is drawn again with what arrives.
+            let broad = format!("document.querySelector('h1').style.paddingLeft = '500px', {}", fits(PHONE));
+            assert_eq!(browser.value(&broad).await.unwrap(), false);
         };
         during_traffic(mesh, look).await;
     });
