@@ -153,14 +153,22 @@ fn messages<M: Message + Default>(frame: &Bytes) -> Vec<M> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, path::Path};
+    use std::{
+        fs,
+        path::{Path, PathBuf},
+    };
 
     use super::*;
 
+    /// The directory of the inputs that a target starts from.
+    pub(super) fn corpus(target: &str) -> PathBuf {
+        let own = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
+        Path::new(&own).join("../fuzz/corpus").join(target)
+    }
+
     /// The inputs that each target starts from.
     fn seeds(target: &str) -> Vec<Vec<u8>> {
-        let own = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
-        let directory = Path::new(&own).join("../fuzz/corpus").join(target);
+        let directory = corpus(target);
         let files = fs::read_dir(&directory).unwrap().map(|entry| fs::read(entry.unwrap().path()).unwrap());
         let found: Vec<_> = files.collect();
         assert!(!found.is_empty(), "{}", directory.display());

@@ -142,12 +142,10 @@ async fn tls_unbounded(stream: TcpStream) -> Result<(Option<String>, Io<TcpStrea
 
 #[cfg(test)]
 mod tests {
-    use tokio::{
-        io::{AsyncWriteExt, duplex},
-        net::TcpListener,
-    };
+    use tokio::io::{AsyncWriteExt, duplex};
 
     use super::*;
+    use crate::testing::tcp_pair;
 
     #[test]
     fn judges_http_by_its_first_bytes() {
@@ -192,9 +190,7 @@ mod tests {
 
     #[tokio::test]
     async fn plaintext_is_not_consumed_by_tls_detection() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        let (server, _) = listener.accept().await.unwrap();
+        let (mut client, server) = tcp_pair().await;
         client.write_all(b"hello").await.unwrap();
         let (name, mut stream) = tls(server, Duration::from_secs(5)).await.unwrap();
         assert_eq!(name, None);
@@ -205,10 +201,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_hello_in_pieces_is_read_whole() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (mut client, server) = tcp_pair().await;
         client.set_nodelay(true).unwrap();
-        let (server, _) = listener.accept().await.unwrap();
         let hello = client_hello::tests::hello("web.demo");
         let (first, second) = hello.split_at(20);
         client.write_all(first).await.unwrap();
@@ -224,9 +218,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn half_a_client_hello_is_not_waited_for_longer_than_the_timeout() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        let (server, _) = listener.accept().await.unwrap();
+        let (mut client, server) = tcp_pair().await;
         client.write_all(&client_hello::tests::hello("web.demo")[..20]).await.unwrap();
         let began = tokio::time::Instant::now();
         assert!(matches!(tls(server, Duration::from_secs(10)).await, Err(DetectError::TimedOut)));
@@ -248,9 +240,7 @@ mod tests {
             bytes
         };
         for (before_name, expected) in [(7000, Some("web.demo")), (9000, None)] {
-            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-            let (server, _) = listener.accept().await.unwrap();
+            let (mut client, server) = tcp_pair().await;
             let hello = hello(before_name);
             client.write_all(&hello).await.unwrap();
             let (name, mut stream) = tls(server, Duration::from_secs(5)).await.unwrap();

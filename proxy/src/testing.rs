@@ -41,6 +41,13 @@ where
     addr
 }
 
+/// Both ends of a connection on loopback: the client's, and the accepted one.
+pub(crate) async fn tcp_pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    (client, listener.accept().await.unwrap().0)
+}
+
 /// An address that refuses connections as long as the test's process runs: no other process listens there.
 pub(crate) fn unused_addr() -> SocketAddr {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();

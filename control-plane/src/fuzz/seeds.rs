@@ -16,6 +16,7 @@ use weft_proto::linkerd::{
 
 use super::{
     WATCH_POLICY, WATCH_PORT,
+    tests::corpus,
     world::{Wire, World},
 };
 
@@ -79,8 +80,7 @@ fn answer<M: Message + Default>(world: &World, path: &str, question: &(impl Mess
 
 /// Compares the seeds of a target with messages; the same labels may be written in another order.
 fn check<M: Message + Default + Debug + PartialEq>(target: &str, messages: &[(&str, M)]) {
-    let own = env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
-    let directory = Path::new(&own).join("../fuzz/corpus").join(target);
+    let directory = corpus(target);
     let is_blessing = env::var_os("WEFT_BLESS").is_some_and(|value| value == "1");
     if is_blessing {
         fs::create_dir_all(&directory).expect("the directory can be made");

@@ -37,7 +37,7 @@ use super::{
 use crate::{
     config::Config,
     policy::testing::{anybody, authz, detecting, http_only, only, opaque},
-    testing::serve_each,
+    testing::{serve_each, tcp_pair},
     transport_header::{ALPN, SessionProtocol, TransportHeader},
 };
 
@@ -65,14 +65,6 @@ enum Via {
     Direct(Option<SessionProtocol>),
 }
 
-/// Both ends of a connection, and the address of the first.
-async fn pair() -> (TcpStream, TcpStream, SocketAddr) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-    let (accepted, peer) = listener.accept().await.unwrap();
-    (client, accepted, peer)
-}
-
 impl World {
     async fn new(app: SocketAddr) -> Self {
         Self::with(app, |_| {}).await
@@ -97,8 +89,8 @@ impl World {
 
     /// A connection as if accepted from `peer` with the original destination `target`.
     async fn raw(&self, peer: Option<&str>, target: SocketAddr) -> TcpStream {
-        let (client, accepted, real_peer) = pair().await;
-        let peer = peer.map_or(real_peer, |peer| peer.parse().unwrap());
+        let (client, accepted) = tcp_pair().await;
+        let peer = peer.map_or_else(|| client.local_addr().unwrap(), |peer| peer.parse().unwrap());
         let inbound = Arc::clone(&self.inbound);
         let served = async move {
             if let Err(error) = inbound.serve(accepted, peer, target).await {

@@ -150,15 +150,14 @@ async fn handshake(
 
 #[cfg(test)]
 mod tests {
-    use tokio::{net::TcpListener, time::Instant};
+    use tokio::time::Instant;
 
     use super::*;
+    use crate::testing::tcp_pair;
 
     #[tokio::test(start_paused = true)]
     async fn a_client_of_an_own_port_has_a_second_to_begin() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let _silent = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        let (stream, _) = listener.accept().await.unwrap();
+        let (_silent, stream) = tcp_pair().await;
         let began = Instant::now();
         assert!(TlsServer::new(watch::channel(None).1).accept_own_port(stream, "web.demo").await.is_err());
         let waited = began.elapsed();

@@ -181,7 +181,10 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 
     use super::*;
-    use crate::io::buffers::{LARGE, MAX_LARGE, in_use};
+    use crate::{
+        io::buffers::{LARGE, MAX_LARGE, in_use},
+        testing::tcp_pair,
+    };
 
     #[tokio::test]
     async fn each_end_is_passed_on_while_the_other_direction_lives() {
@@ -305,11 +308,5 @@ mod tests {
         fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
             Poll::Ready(Ok(()))
         }
-    }
-
-    async fn tcp_pair() -> (tokio::net::TcpStream, tokio::net::TcpStream) {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let connected = tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        (connected, listener.accept().await.unwrap().0)
     }
 }

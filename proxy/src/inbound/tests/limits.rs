@@ -33,7 +33,8 @@ async fn a_connection_takes_little_room_when_all_is_known_about_it() {
     let own = SocketAddr::new(world.app.ip(), world.registry.config.inbound.listen.port());
     let config = world.mesh.credentials(CLIENT).client_config(&OWN.parse().unwrap(), &[ALPN]);
     for (protocol, most) in [(None, 2560), (Some(SessionProtocol::Http2), 10 * 1024)] {
-        let (client, accepted, peer) = pair().await;
+        let (client, accepted) = tcp_pair().await;
+        let peer = client.local_addr().unwrap();
         let header = TransportHeader { port: NonZeroU16::new(world.app.port()).unwrap(), name: None, protocol };
         let connected = async {
             let name = rustls::pki_types::ServerName::try_from(OWN).unwrap();
