@@ -1,13 +1,13 @@
-//! Linked clusters: each Secret of the control plane's namespace that links one becomes watches of that cluster's objects
-//! and an index of its own, from which endpoints of Services there are announced here
+//! Linked clusters: each Secret of the control plane's namespace that links one becomes watches of that cluster's
+//! objects and an index of its own, from which endpoints of Services there are announced here
 //! (`linkerd2:controller/api/destination/watcher/cluster_store.go`).
 //!
 //! ```text
 //! Secrets --watch--> Plan (pure: what to start and stop) --> a source and an index per cluster --> Clusters --> streams
 //! ```
 //!
-//! A cluster is known from the moment its Secret is read, and has endpoints once its objects are complete. After a change
-//! of its Secret, the old index answers until the new one is complete.
+//! A cluster is known from the moment its Secret is read, and has endpoints once its objects are complete. After a
+//! change of its Secret, the old index answers until the new one is complete.
 
 mod follow;
 mod link;

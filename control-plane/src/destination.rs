@@ -1,8 +1,8 @@
 //! The destination service: `Get` streams a Service's endpoints, `GetProfile` the profile of an address or a
 //! name.
 //!
-//! It parses requests, chooses the view, and turns snapshots into messages; the index decides everything else. Codes and
-//! texts of errors are Linkerd's (`linkerd2:controller/api/destination/server.go`), because proxies choose between
+//! It parses requests, chooses the view, and turns snapshots into messages; the index decides everything else. Codes
+//! and texts of errors are Linkerd's (`linkerd2:controller/api/destination/server.go`), because proxies choose between
 //! retrying and giving up by them.
 
 mod endpoints;

@@ -40,8 +40,8 @@ const WATCH_POLICY: &str = "/io.linkerd.proxy.outbound.OutboundPolicies/Watch";
 /// Codes of requests that are no message: tonic's, when it reads one.
 const UNREADABLE: [Code; 2] = [Code::Internal, Code::OutOfRange];
 
-/// Answers a request for endpoints or for a profile. It is answered, or refused with one of Linkerd's codes; what is kept
-/// for it is bounded.
+/// Answers a request for endpoints or for a profile. It is answered, or refused with one of Linkerd's codes; what is
+/// kept for it is bounded.
 pub fn destination_request(bytes: &[u8]) {
     static WORLD: LazyLock<World> = LazyLock::new(World::new);
     let Some(wire) = Wire::new(bytes) else { return };
@@ -101,8 +101,8 @@ pub fn certify_request(bytes: &[u8]) {
     certify::request(bytes);
 }
 
-/// Adds an object of a watched kind to a few others, asks everything that it may concern, and removes it: the answers are
-/// then those of before.
+/// Adds an object of a watched kind to a few others, asks everything that it may concern, and removes it: the answers
+/// are then those of before.
 pub fn object(json: &[u8]) {
     objects::object(json);
 }

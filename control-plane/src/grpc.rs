@@ -41,8 +41,8 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// # Errors
 /// When the message is missing, too long, compressed, or no message of this type.
 pub(crate) async fn read<M: Message + Default + 'static>(body: impl RequestBody) -> Result<M, Status> {
-    // Nothing is set aside before the message arrives, where tonic has 8 KiB: when all clients come back at once, thousands of
-    // requests wait for their bodies.
+    // Nothing is set aside before the message arrives, where tonic has 8 KiB: when all clients come back at once,
+    // thousands of requests wait for their bodies.
     let decoder = ProstDecoder::<M>::new(BufferSettings::new(0, MAX_REQUEST_BYTES));
     let mut messages = Streaming::new_request(decoder, body, None, Some(MAX_REQUEST_BYTES));
     messages.message().await?.ok_or_else(|| Status::internal("Missing request message."))
@@ -76,7 +76,8 @@ where
 }
 
 pin_project! {
-    /// The body of an answer. A client has dozens of them open for as long as it lives: nothing is in it that is not needed.
+    /// The body of an answer. A client has dozens of them open for as long as it lives: nothing is in it that is not
+    /// needed.
     struct Answer<S> {
         #[pin]
         frames: S,

@@ -1,5 +1,5 @@
-//! Metrics of the gRPC services, under the names of Go's gRPC middleware that Linkerd's dashboards query, of the index and of
-//! watches.
+//! Metrics of the gRPC services, under the names of Go's gRPC middleware that Linkerd's dashboards query, of the index
+//! and of watches.
 
 mod index;
 mod requests;

@@ -6,8 +6,8 @@
 //!   └────────── ask again ──┘
 //! ```
 //!
-//! The stream is pulled: nothing is computed for a client while it is slow, and it then gets the newest state. It holds the
-//! snapshot that it sent last, which all clients of the view share.
+//! The stream is pulled: nothing is computed for a client while it is slow, and it then gets the newest state. It holds
+//! the snapshot that it sent last, which all clients of the view share.
 
 use std::sync::Arc;
 
@@ -68,8 +68,9 @@ impl Answering {
         Ok(self.follow(view, Some(ask), step))
     }
 
-    /// The first and every later snapshot of a view, as frames: `step` gets the one that the client has, and the next. The
-    /// stream ends when `step` says so, when the process drains, and when the view ended and `again` leads to no other.
+    /// The first and every later snapshot of a view, as frames: `step` gets the one that the client has, and the next.
+    /// The stream ends when `step` says so, when the process drains, and when the view ended and `again` leads to no
+    /// other.
     pub(crate) fn follow<V: View, S: Step<V>>(
         &self,
         view: watch::Receiver<V>,

@@ -172,8 +172,8 @@ impl Index {
         self.route_changed(&id);
     }
 
-    /// A grant changes the routes of other namespaces that send traffic to its namespace. Grants are few and change rarely,
-    /// so that all backends may be looked at.
+    /// A grant changes the routes of other namespaces that send traffic to its namespace. Grants are few and change
+    /// rarely, so that all backends may be looked at.
     fn set_reference_grant(&mut self, key: Key, new: Option<ReferenceGrantSpec>) {
         let namespace = key.namespace.clone();
         let old = match new.clone() {
@@ -191,8 +191,8 @@ impl Index {
         }
     }
 
-    /// Marks the policies of the parents whose routes send traffic to a Service that appeared or went, or that they may or
-    /// may not refer to any more.
+    /// Marks the policies of the parents whose routes send traffic to a Service that appeared or went, or that they may
+    /// or may not refer to any more.
     fn backend_changed(&mut self, service: &Key) {
         let routes = self.store.routes_of_backend.iter(service).filter_map(|id| self.store.routes.get(id));
         let parents: HashSet<_> = routes.flat_map(|route| &route.parents).map(ParentId::of).collect();
@@ -288,7 +288,8 @@ impl Index {
         }
     }
 
-    /// Marks addresses that a Service gets or loses; also its profiles and addresses if it declares other ports than before.
+    /// Marks addresses that a Service gets or loses; also its profiles and addresses if it declares other ports than
+    /// before.
     fn service_addresses_changed(&mut self, key: &Key, old: Option<&ServiceRecord>, new: Option<&ServiceRecord>) {
         let addresses = |service: Option<&ServiceRecord>| -> HashSet<IpAddr> {
             service.into_iter().flat_map(|service| &service.cluster_ips).copied().collect()
@@ -405,8 +406,8 @@ impl Index {
         }
     }
 
-    /// A client's place is looked up once, as in Linkerd. Only those whose node was not known ask again when one becomes
-    /// known.
+    /// A client's place is looked up once, as in Linkerd. Only those whose node was not known ask again when one
+    /// becomes known.
     fn set_node(&mut self, name: &str, zone: Option<Option<String>>) {
         let known = match zone {
             Some(zone) => self.store.zones.insert(name.to_owned(), zone).is_none(),

@@ -17,8 +17,8 @@ use super::{
     workload,
 };
 
-/// The most ports that a Service does not declare and for which it has views at a time. Each such port is taken literally, so
-/// that each has endpoints of its own: without a bound, one client could fill the memory.
+/// The most ports that a Service does not declare and for which it has views at a time. Each such port is taken
+/// literally, so that each has endpoints of its own: without a bound, one client could fill the memory.
 pub const MAX_UNDECLARED_PORTS: usize = 8;
 
 /// What a client asks for.
@@ -32,8 +32,8 @@ pub struct EndpointsQuery {
     pub hostname: Option<String>,
 }
 
-/// What a subscription depends on. Clients share one if their answers cannot differ, so that their number does not depend
-/// on the number of nodes, nor on what clients call theirs.
+/// What a subscription depends on. Clients share one if their answers cannot differ, so that their number does not
+/// depend on the number of nodes, nor on what clients call theirs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct EndpointsKey {
     pub(super) port: u16,
@@ -238,8 +238,8 @@ fn candidates<'a>(store: &'a Store, service: &ServiceRecord, key: &EndpointsKey)
     of_slice.flatten().filter(|(_, endpoint)| wanted(endpoint) && known(endpoint)).collect()
 }
 
-/// Linkerd's topology filter, which does not concern clients in other clusters. A local Service has only the endpoints on
-/// the client's node. Otherwise the zone hints apply, if every endpoint has hints and at least one endpoint is left.
+/// Linkerd's topology filter, which does not concern clients in other clusters. A local Service has only the endpoints
+/// on the client's node. Otherwise the zone hints apply, if every endpoint has hints and at least one endpoint is left.
 fn filter<'a>(
     candidates: Vec<(u16, &'a SliceEndpoint)>,
     local: bool,

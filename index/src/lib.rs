@@ -4,10 +4,11 @@
 //! Event --apply--> Store (records and lookup tables) --dirty--> publish --> watch::Sender per view
 //! ```
 //!
-//! [`Index`] is synchronous, and one thread owns it ([`SharedIndex`]). A lookup touches only what matches: pods by address,
-//! services by cluster address, slices by service, policies by namespace. A subscriber holds a `watch::Receiver` with the
-//! newest [`Snapshot`] of a view, so a slow stream never blocks an update. The gRPC edge turns snapshots into messages; the
-//! index does not know gRPC, and objects reach it as [`Event`]s, wherever they come from.
+//! [`Index`] is synchronous, and one thread owns it ([`SharedIndex`]). A lookup touches only what matches: pods by
+//! address, services by cluster address, slices by service, policies by namespace. A subscriber holds a
+//! `watch::Receiver` with the newest [`Snapshot`] of a view, so a slow stream never blocks an update. The gRPC edge
+//! turns snapshots into messages; the index does not know gRPC, and objects reach it as [`Event`]s, wherever they come
+//! from.
 
 mod acceptance;
 mod apply;
@@ -247,8 +248,8 @@ impl Index {
         self.store.pod_of_service(service, hostname)
     }
 
-    /// Whether a client may ask for the endpoints of this port: a Service has views of a few ports only that it does not
-    /// declare.
+    /// Whether a client may ask for the endpoints of this port: a Service has views of a few ports only that it does
+    /// not declare.
     pub fn has_room_for(&self, service: &Key, port: u16) -> bool {
         let Some(record) = self.store.services.get(service) else { return true };
         if record.port(port).is_some() {
@@ -260,9 +261,10 @@ impl Index {
         others.len() < MAX_UNDECLARED_PORTS
     }
 
-    /// The endpoints of a Service's port. The subscription survives deletion and re-creation of the Service. It ends, and
-    /// the client's stream is to ask again, when the Service's endpoints begin or cease to depend on the client's node,
-    /// when the client's node was not known and may be now, and when the endpoints begin or cease to be in other clusters.
+    /// The endpoints of a Service's port. The subscription survives deletion and re-creation of the Service. It ends,
+    /// and the client's stream is to ask again, when the Service's endpoints begin or cease to depend on the client's
+    /// node, when the client's node was not known and may be now, and when the endpoints begin or cease to be in other
+    /// clusters.
     pub fn watch_endpoints(&mut self, service: &Key, query: EndpointsQuery) -> View<Endpoints> {
         let key = EndpointsKey::new(&self.store, service, query);
         self.endpoints_for(service, key)
@@ -304,8 +306,8 @@ impl Index {
         self.store.node(node).flatten().map(str::to_owned)
     }
 
-    /// The profile of a Service's port. The subscription ends, and the client's stream is to ask again, when the Service
-    /// declares other ports, and when a namespace gets its first ServiceProfile for the Service or loses it.
+    /// The profile of a Service's port. The subscription ends, and the client's stream is to ask again, when the
+    /// Service declares other ports, and when a namespace gets its first ServiceProfile for the Service or loses it.
     pub fn watch_service_profile(&mut self, service: &Key, query: ProfileQuery) -> View<ServiceProfile> {
         let Self { service_profiles, store, cluster, .. } = self;
         let key = ProfileKey::new(store, cluster, service, query);
@@ -346,10 +348,10 @@ impl Index {
         inbound_external.subscribe_known(workload, port, compute)
     }
 
-    /// The policy towards an address, for clients of a namespace. `None` if the address is unknown; the snapshot becomes
-    /// `None` when that is so. The subscription ends, and the client's stream is to ask again, when the namespace begins or
-    /// ceases to have routes or EgressNetworks of its own for the address, and when the address is assigned to another
-    /// Service.
+    /// The policy towards an address, for clients of a namespace. `None` if the address is unknown; the snapshot
+    /// becomes `None` when that is so. The subscription ends, and the client's stream is to ask again, when the
+    /// namespace begins or ceases to have routes or EgressNetworks of its own for the address, and when the address is
+    /// assigned to another Service.
     pub fn watch_outbound(&mut self, addr: SocketAddr, namespace: &str) -> Option<OptionalView<OutboundPolicy>> {
         let Self { outbound, store, cluster, .. } = self;
         let (ip, key) = (addr.ip(), OutboundKey::of_addr(store, cluster, addr, namespace));
@@ -461,8 +463,8 @@ fn changed<T: PartialEq>(old: &Option<Arc<Snapshot<T>>>, new: Option<T>) -> Opti
 }
 
 impl Dirty {
-    /// Ends the subscriptions whose keys are no longer those that their clients would get now, and marks those of addresses
-    /// outside the cluster if EgressNetworks changed.
+    /// Ends the subscriptions whose keys are no longer those that their clients would get now, and marks those of
+    /// addresses outside the cluster if EgressNetworks changed.
     fn end_outbound(
         &mut self,
         store: &Store,

@@ -57,8 +57,8 @@ impl OutboundKey {
         Self::Port { port, namespace }
     }
 
-    /// Whether clients of a namespace may have this key although they belong to another, now that the namespace `counts`
-    /// or does so no more.
+    /// Whether clients of a namespace may have this key although they belong to another, now that the namespace
+    /// `counts` or does so no more.
     pub(super) fn is_stale(&self, changed: &str, counts: bool) -> bool {
         match self {
             Self::Port { namespace: None, .. } => counts,

@@ -30,11 +30,12 @@ use super::{Applied, Cluster, Event, Index, PendingStatuses};
 const QUESTIONS: usize = 1024;
 /// How long questions are answered before the next look at updates.
 const ANSWERING: Duration = Duration::from_millis(5);
-/// How long a waiting client accepts that no client is answered. Then it tries again, at another replica if there is one.
-/// While others are answered it keeps waiting: asking again would make the queue longer.
+/// How long a waiting client accepts that no client is answered. Then it tries again, at another replica if there is
+/// one. While others are answered it keeps waiting: asking again would make the queue longer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The index, shared by the gRPC services. The thread ends with the last handle. Every stream has one, so it is one pointer.
+/// The index, shared by the gRPC services. The thread ends with the last handle. Every stream has one, so it is one
+/// pointer.
 #[derive(Clone)]
 pub struct SharedIndex(Arc<Shared>);
 
@@ -109,8 +110,8 @@ impl SharedIndex {
         question: Q,
     ) -> impl Future<Output = Result<R, Unanswered>> + Send + use<R, Q> {
         let (answer, answered) = oneshot::channel();
-        // On the heap before the first wait: when all clients come back at once, hundreds of thousands wait here, and a future
-        // keeps several copies of what is moved through it.
+        // On the heap before the first wait: when all clients come back at once, hundreds of thousands wait here, and a
+        // future keeps several copies of what is moved through it.
         let question: Question = Box::new(move |index| {
             // A caller that has given up needs no answer.
             if !answer.is_closed() {

@@ -46,8 +46,8 @@ impl<T> Snapshot<T> {
         self.whole.get_or_init(|| encode(&self.value)).clone()
     }
 
-    /// The change from `old`, which a client has, to this value, as bytes. Clients that have the value before this one share
-    /// them; those that missed some pay for theirs.
+    /// The change from `old`, which a client has, to this value, as bytes. Clients that have the value before this one
+    /// share them; those that missed some pay for theirs.
     pub fn since(&self, old: &Self, encode: impl FnOnce(&T, &T) -> Bytes) -> Bytes {
         if self.id == old.id {
             return Bytes::new();

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Policies do not wait for statuses: both are derived from [`acceptance`]. Types, reasons and messages are Linkerd's
-//! (`linkerd2:policy-controller/k8s/status/src/index.rs`); as there, what other controllers said stays, and no generation
-//! is named.
+//! (`linkerd2:policy-controller/k8s/status/src/index.rs`); as there, what other controllers said stays, and no
+//! generation is named.
 
 mod condition;
 mod pending;
@@ -48,8 +48,8 @@ impl Index {
         }
     }
 
-    /// Marks the statuses that a route's change affects: its own, and those of the other routes of its parents if it may
-    /// take precedence over them now or no longer.
+    /// Marks the statuses that a route's change affects: its own, and those of the other routes of its parents if it
+    /// may take precedence over them now or no longer.
     pub(super) fn route_status_changed(
         &mut self,
         id: &RouteId,

@@ -254,16 +254,16 @@ impl Store {
             && self.routes_of_parent.iter(parent).any(|route| route.key.namespace == namespace)
     }
 
-    /// Whether a namespace has EgressNetworks, or routes at those of another namespace. For clients of the namespace of the
-    /// cluster's EgressNetworks, they are the same as for clients without any.
+    /// Whether a namespace has EgressNetworks, or routes at those of another namespace. For clients of the namespace of
+    /// the cluster's EgressNetworks, they are the same as for clients without any.
     pub(super) fn chooses_egress(&self, cluster: &Cluster, namespace: &str) -> bool {
         namespace != cluster.egress_namespace
             && (self.egress_networks_in(namespace).next().is_some()
                 || self.egress_consumers.iter(&namespace.to_owned()).next().is_some())
     }
 
-    /// Whether a route may send traffic to a Service: one of its own namespace, or, where grants are required, one that its
-    /// namespace grants to it.
+    /// Whether a route may send traffic to a Service: one of its own namespace, or, where grants are required, one that
+    /// its namespace grants to it.
     pub(super) fn may_refer(&self, cluster: &Cluster, route: &RouteId, service: &Key) -> bool {
         if route.key.namespace == service.namespace || !cluster.require_reference_grants {
             return true;

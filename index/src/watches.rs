@@ -71,8 +71,8 @@ impl<G: Clone + Eq + Hash, K: Eq + Hash, T> Watches<G, K, T> {
         self.groups.get(group).into_iter().flatten().map(|(_, sender)| sender.borrow())
     }
 
-    /// Recomputes the snapshots of a group. `next` gets the current one, and returns another if it differs: receivers are
-    /// then notified.
+    /// Recomputes the snapshots of a group. `next` gets the current one, and returns another if it differs: receivers
+    /// are then notified.
     pub(super) fn update(&mut self, group: &G, mut next: impl FnMut(&K, &T) -> Option<T>) {
         for (key, sender) in self.groups.get(group).into_iter().flatten() {
             if sender.receiver_count() > 0 {

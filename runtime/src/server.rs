@@ -1,11 +1,12 @@
 //! The one HTTP server of every process: admin servers, webhooks and gRPC services accept their connections here.
 //!
-//! It owns the limits for all clients, so that silent, slow and abandoned connections cannot keep others out:
-//! deadlines ([`Limits`]), bounds on connections, in all and of one address, where a new one replaces the least useful one
-//! ([`connections`]), bounds on the requests of an address and on the bytes of requests being received, HTTP/2 pings and TCP keep-alive. It refuses to know what is served.
+//! It owns the limits for all clients, so that silent, slow and abandoned connections cannot keep others out: deadlines
+//! ([`Limits`]), bounds on connections, in all and of one address, where a new one replaces the least useful one
+//! ([`connections`]), bounds on the requests of an address and on the bytes of requests being received, HTTP/2 pings
+//! and TCP keep-alive. It refuses to know what is served.
 //!
-//! When more comes than can be answered, connections are read from in turns ([`gate`]), and deadlines count only the time for
-//! which this process waits for its peer ([`clock`]).
+//! When more comes than can be answered, connections are read from in turns ([`gate`]), and deadlines count only the
+//! time for which this process waits for its peer ([`clock`]).
 //!
 //! ```text
 //! accept ─> admit (evicts when full) ─> handshake ─> paced reads ─> hyper ─> service
@@ -42,10 +43,11 @@ use paced::{InTurns, Paced};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Connections that the kernel completes before they are accepted, as far as `net.core.somaxconn` allows (4,096 by default).
-/// tokio's own bind asks for 128. When more clients than that come at once, as after a failure of the network, the kernel
-/// drops the last step of their handshakes, forgets the handshakes of which most are old, and resets what these clients, who
-/// take themselves for connected, then send (`net/ipv4/inet_connection_sock.c`, reqsk_timer_handler).
+/// Connections that the kernel completes before they are accepted, as far as `net.core.somaxconn` allows (4,096 by
+/// default). tokio's own bind asks for 128. When more clients than that come at once, as after a failure of the
+/// network, the kernel drops the last step of their handshakes, forgets the handshakes of which most are old, and
+/// resets what these clients, who take themselves for connected, then send (`net/ipv4/inet_connection_sock.c`,
+/// reqsk_timer_handler).
 const BACKLOG: u32 = 65_535;
 /// Pause after a failed accept (usually: out of file descriptors) before the next.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -61,25 +63,26 @@ const KEEPALIVE_RETRIES: u32 = 3;
 pub struct Limits {
     /// The most connections at a time. A further one replaces another, see [`connections`].
     pub connections: usize,
-    /// The most connections at a time of one address. A further one replaces another of the same address. The listener's own
-    /// address has no such bound: behind the sidecar are many clients.
+    /// The most connections at a time of one address. A further one replaces another of the same address. The
+    /// listener's own address has no such bound: behind the sidecar are many clients.
     pub source_connections: usize,
     /// The most HTTP/2 streams at a time on one connection.
     pub streams: u32,
-    /// The most requests being answered at a time for one address, the listener's own excepted. A further one is answered
-    /// with 503.
+    /// The most requests being answered at a time for one address, the listener's own excepted. A further one is
+    /// answered with 503.
     pub source_streams: usize,
-    /// The most HTTP/2 streams at a time on a connection from the listener's own address: the sidecar, which carries the
-    /// streams of many clients.
+    /// The most HTTP/2 streams at a time on a connection from the listener's own address: the sidecar, which carries
+    /// the streams of many clients.
     pub local_streams: u32,
-    /// The most requests that wait for this process, from their arrival until their answers begin, over all connections; an
-    /// address may have a sixteenth of them. Beyond, connections are read from in turns, so that what they send waits
-    /// with their clients.
+    /// The most requests that wait for this process, from their arrival until their answers begin, over all
+    /// connections; an address may have a sixteenth of them. Beyond, connections are read from in turns, so that what
+    /// they send waits with their clients.
     pub waiting: usize,
-    /// From accept to the end of the first request's head, the TLS handshake included. Only the time counts for which this
-    /// process waits for its peer.
+    /// From accept to the end of the first request's head, the TLS handshake included. Only the time counts for which
+    /// this process waits for its peer.
     pub begin: Duration,
-    /// From the head of a request to the end of its body. Only the time counts for which this process waits for its peer.
+    /// From the head of a request to the end of its body. Only the time counts for which this process waits for its
+    /// peer.
     pub receive: Duration,
     /// From the head of a request to the end of its response; no bound for streams.
     pub exchange: Option<Duration>,
@@ -128,9 +131,9 @@ impl Limits {
     };
     /// Limits of gRPC services, whose streams live as long as the proxies that opened them.
     ///
-    /// 25,000 proxies that all come back at once have 50,000 connections, until the old ones are closed. What one client can
-    /// take is bounded by its address: a proxy has one connection to a service, and a node has 256 pods at most, should all
-    /// of them have its address. A proxy has three streams for each of its destinations.
+    /// 25,000 proxies that all come back at once have 50,000 connections, until the old ones are closed. What one
+    /// client can take is bounded by its address: a proxy has one connection to a service, and a node has 256 pods at
+    /// most, should all of them have its address. A proxy has three streams for each of its destinations.
     pub const GRPC: Self = Self {
         connections: 64 * 1024,
         source_connections: 512,
@@ -272,8 +275,8 @@ impl Server {
         let service = service_fn(move |mut request: Request<hyper::body::Incoming>| {
             request.extensions_mut().extend(extensions.clone());
             let exchange = Arc::new(handle.begin());
-            // On the heap until the answer begins. hyper has one place for this future and for the body that follows it, and
-            // a stream would otherwise occupy as much as its request did for as long as it lives.
+            // On the heap until the answer begins. hyper has one place for this future and for the body that follows
+            // it, and a stream would otherwise occupy as much as its request did for as long as it lives.
             Box::pin(answer(exchange, request, peer, &service, draining.clone()))
         });
         let builder = self.http(streams);
@@ -343,8 +346,8 @@ fn set_options(stream: &TcpStream) {
     let _ = SockRef::from(stream).set_tcp_keepalive(&keepalive);
 }
 
-/// The answer to a request. What the service does not keep of the request is gone before the first wait: when all clients
-/// come back at once, many requests wait.
+/// The answer to a request. What the service does not keep of the request is gone before the first wait: when all
+/// clients come back at once, many requests wait.
 fn answer<S, F, B>(
     exchange: Arc<Exchange>,
     request: Request<hyper::body::Incoming>,

@@ -19,7 +19,8 @@ use tracing_subscriber::{
 
 /// Prefix of the targets of our own crates.
 const OURS: &str = "weft";
-/// Targets of Linkerd's own crates in the filters that its injector and its users write. Weft's crates take their place.
+/// Targets of Linkerd's own crates in the filters that its injector and its users write. Weft's crates take their
+/// place.
 const LINKERDS: [&str; 2] = ["linkerd", "linkerd2_proxy"];
 /// Levels of other crates if the filter is one bare level. The Kubernetes client warns about errors that its callers
 /// get anyway, and quotes whole answers of the API server, which may contain tokens.

@@ -17,7 +17,8 @@
 //!
 //! Read `daemon.rs` first. The sandbox is not a Kubernetes: on a cluster, everything runs there unchanged.
 //!
-//! On other systems than Linux there are settings, state and a client that knows no sandbox, so that `weft` builds there.
+//! On other systems than Linux there are settings, state and a client that knows no sandbox, so that `weft` builds
+//! there.
 
 #[cfg(target_os = "linux")]
 pub mod client;

@@ -1,6 +1,7 @@
 //! The mesh as the engine sees it: pods from the watch, connections to the addresses of their proxies.
 //!
-//! Connections are plain here. The component's own sidecar makes mutual TLS of them, and by its identity proxies admit its taps.
+//! Connections are plain here. The component's own sidecar makes mutual TLS of them, and by its identity proxies admit
+//! its taps.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 

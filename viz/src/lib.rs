@@ -7,8 +7,8 @@
 //!                      TokenReview, SubjectAccessReview ──> gate
 //! ```
 //!
-//! Owns finding pods and deciding who may ask. Refuses to know what metrics mean: that is the engine in `viz/core`. Start reading
-//! at `app`.
+//! Owns finding pods and deciding who may ask. Refuses to know what metrics mean: that is the engine in `viz/core`.
+//! Start reading at `app`.
 
 mod app;
 mod args;

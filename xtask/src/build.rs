@@ -15,7 +15,8 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Gives the proxy and the control plane the allocator that users get. Debug builds spare themselves the minute that compiling it takes.
+/// Gives the proxy and the control plane the allocator that users get. Debug builds spare themselves the minute that
+/// compiling it takes.
 pub const ALLOCATOR: [&str; 2] = ["--features", "weft-proxy/jemalloc,weft-control-plane/jemalloc"];
 
 /// Build profiles.
@@ -62,7 +63,8 @@ pub fn binaries(workspace: &Workspace, profile: Profile) -> Result<PathBuf> {
         Profile::Dist => cargo.args(["--profile", "dist"]).args(ALLOCATOR),
     };
     if profile == Profile::Dist {
-        // Shown by the proxy's metric proxy_build_info and by `weft version`; empty outside a repository, such as in an unpacked archive.
+        // Shown by the proxy's metric proxy_build_info and by `weft version`; empty outside a repository, such as in an
+        // unpacked archive.
         let commit = command::output(Command::new("git").current_dir(&workspace.root).args(["rev-parse", "HEAD"]));
         cargo.env("WEFT_GIT_SHA", commit.unwrap_or_default().trim());
     }

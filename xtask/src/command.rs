@@ -51,8 +51,8 @@ pub fn run_reading(command: &mut Command, mut read: impl FnMut(&str)) -> Result<
     succeeded(child.wait()?, command)
 }
 
-/// As [`run_reading`], for a program that runs beside others: both of its outputs are kept and printed together at the end,
-/// as standard output.
+/// As [`run_reading`], for a program that runs beside others: both of its outputs are kept and printed together at the
+/// end, as standard output.
 ///
 /// # Errors
 /// As [`run_reading`].

@@ -44,7 +44,8 @@ pub(crate) struct Args {
     /// Seconds for each target
     #[arg(long, default_value_t = 60)]
     seconds: u32,
-    /// Seconds for all targets together, of which each has the same part; what earlier runs found is run again in any case
+    /// Seconds for all targets together, of which each has the same part; what earlier runs found is run again in any
+    /// case
     #[arg(long, conflicts_with = "seconds")]
     total: Option<u32>,
     /// Only print the names of the targets

@@ -2,9 +2,9 @@
 //!
 //! Everything that a person or a machine does to this repository goes through here, so that the two commands of the
 //! README are the whole set-up: [`setup`] installs what is missing, [`ebpf`] builds the kernel programs, [`demo`],
-//! [`mod@test`] and [`mod@bench`] build and run, [`lint`] checks. Clusters, other kernels, images and bare machines are a
-//! program of their own, which [`lab`] builds when it is asked for and which uses this library. It shells out and depends on
-//! none of our packages, so it builds fast and works when they do not compile.
+//! [`mod@test`] and [`mod@bench`] build and run, [`lint`] checks. Clusters, other kernels, images and bare machines are
+//! a program of their own, which [`lab`] builds when it is asked for and which uses this library. It shells out and
+//! depends on none of our packages, so it builds fast and works when they do not compile.
 
 #![expect(
     clippy::print_stdout,

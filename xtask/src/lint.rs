@@ -167,8 +167,8 @@ fn clippy(workspace: &Workspace) -> Result<()> {
     command::run(cargo.current_dir(&workspace.root))
 }
 
-/// Clippy for the fuzz targets, which are a workspace of their own. Nothing is linked, so libFuzzer need not be compiled: an
-/// empty file stands in for it.
+/// Clippy for the fuzz targets, which are a workspace of their own. Nothing is linked, so libFuzzer need not be
+/// compiled: an empty file stands in for it.
 fn clippy_fuzz(workspace: &Workspace) -> Result<()> {
     step("cargo clippy for the fuzz targets");
     let directory = workspace.target.join("xtask");

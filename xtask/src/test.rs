@@ -1,11 +1,13 @@
 //! `test`: unit tests of every package, then tests against the real kernel, then tests against a real Kubernetes.
 //!
-//! The level is in the name: integration tests called `apiserver_*` get a Kubernetes API server, those called `cluster_*`
-//! a whole cluster (`cluster`); the other ones of the packages in [`PRIVILEGED`] need root and BPF (`netns`); all others
-//! run anywhere (`unit`). A test never skips itself for want of privileges; without root, ask for `unit`.
+//! The level is in the name: integration tests called `apiserver_*` get a Kubernetes API server, those called
+//! `cluster_*` a whole cluster (`cluster`); the other ones of the packages in [`PRIVILEGED`] need root and BPF
+//! (`netns`); all others run anywhere (`unit`). A test never skips itself for want of privileges; without root, ask for
+//! `unit`.
 //!
-//! Levels that wait more than they compute run two at a time: the tests with an API server beside those with a cluster, and
-//! the agent's tests as on an old kernel beside the others against the kernel. What the former print is printed at their end.
+//! Levels that wait more than they compute run two at a time: the tests with an API server beside those with a cluster,
+//! and the agent's tests as on an old kernel beside the others against the kernel. What the former print is printed at
+//! their end.
 
 use std::{
     fs,
@@ -337,8 +339,8 @@ fn cargo_test(
         .arg("--")
         .args(&args.filter)
         .envs(environment.iter().map(|(name, value)| (*name, value)));
-    // With RUST_BACKTRACE=1, each error would also print where it was made, in a hundred lines that bury its message. Panics
-    // still print theirs.
+    // With RUST_BACKTRACE=1, each error would also print where it was made, in a hundred lines that bury its message.
+    // Panics still print theirs.
     if std::env::var_os(ERROR_BACKTRACE).is_none() {
         cargo.env(ERROR_BACKTRACE, "0");
     }
@@ -352,8 +354,8 @@ fn cargo_test(
     run.map_err(with_words)
 }
 
-/// Cargo's setting that ends a test program after [`LONGEST`], with everything that it started. At a terminal it stays in the
-/// foreground, or Ctrl-C would not reach it.
+/// Cargo's setting that ends a test program after [`LONGEST`], with everything that it started. At a terminal it stays
+/// in the foreground, or Ctrl-C would not reach it.
 fn bounded() -> String {
     let foreground = if stdin().is_terminal() { "\"--foreground\", " } else { "" };
     format!(
@@ -361,8 +363,8 @@ fn bounded() -> String {
     )
 }
 
-/// What the tests that failed had to say: of the output of libtest, which all of our test programs share, the lines from
-/// `failures:` to the result.
+/// What the tests that failed had to say: of the output of libtest, which all of our test programs share, the lines
+/// from `failures:` to the result.
 #[derive(Debug, Default)]
 struct Failures {
     said: String,

@@ -33,8 +33,8 @@ impl Workspace {
         Ok(Self { target: PathBuf::from(target), root, metadata })
     }
 
-    /// Directories whose files are compiled into programs, each with the name that programs show in its place. If one directory
-    /// is inside another, the inner one comes last, and the compiler uses its name.
+    /// Directories whose files are compiled into programs, each with the name that programs show in its place. If one
+    /// directory is inside another, the inner one comes last, and the compiler uses its name.
     ///
     /// # Errors
     /// When nothing says where cargo keeps the sources of dependencies.
@@ -76,7 +76,8 @@ impl Workspace {
         self.targets("bin").map(|(_, name)| name).filter(|name| name != "weft-xtask").collect()
     }
 
-    /// The names of our binaries beside which there is no library of the same name: rustdoc would write both to one file.
+    /// The names of our binaries beside which there is no library of the same name: rustdoc would write both to one
+    /// file.
     pub(crate) fn programs_without_library(&self) -> Vec<String> {
         let libraries: Vec<_> = self.targets("lib").map(|(_, name)| name.replace('_', "-")).collect();
         self.binary_names().into_iter().filter(|name| !libraries.contains(name)).collect()

@@ -1,7 +1,7 @@
 //! From a Secret to what it says about a linked cluster.
 //!
-//! A Secret must neither run programs nor read files of this process: a kubeconfig with an exec plugin would do the one, and
-//! one with `tokenFile` would send this process's own token to a server of the Secret's choice.
+//! A Secret must neither run programs nor read files of this process: a kubeconfig with an exec plugin would do the
+//! one, and one with `tokenFile` would send this process's own token to a server of the Secret's choice.
 
 use std::fmt;
 

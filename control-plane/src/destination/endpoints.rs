@@ -1,7 +1,7 @@
 //! Endpoints as `Add` and `Remove`.
 //!
-//! An endpoint is encoded once for all clients to which it has the same locality. The messages around it name it as bytes:
-//! a nested message and a field of bytes are the same on the wire.
+//! An endpoint is encoded once for all clients to which it has the same locality. The messages around it name it as
+//! bytes: a nested message and a field of bytes are the same on the wire.
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 

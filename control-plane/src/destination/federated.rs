@@ -21,8 +21,8 @@ impl Union {
         Self { sent: BTreeMap::new(), settings }
     }
 
-    /// The updates that turn what the client has into the members' endpoints: an `Add` for each member with new or changed
-    /// ones, then a `Remove`.
+    /// The updates that turn what the client has into the members' endpoints: an `Add` for each member with new or
+    /// changed ones, then a `Remove`.
     pub(super) fn advance(&mut self, members: &[Arc<Snapshot<Endpoints>>]) -> Bytes {
         let mut now: BTreeMap<SocketAddr, Arc<Snapshot<Endpoints>>> = BTreeMap::new();
         let mut updates = Vec::new();

@@ -1,8 +1,8 @@
-//! Streams of endpoints that are in other clusters: of a Service of one linked cluster, or of a federated Service, whose
-//! members are in several.
+//! Streams of endpoints that are in other clusters: of a Service of one linked cluster, or of a federated Service,
+//! whose members are in several.
 //!
-//! What a stream follows is decided from the Service and from the clusters that are known; every change of either, and of
-//! a member's endpoints, goes through [`Stream::advance`].
+//! What a stream follows is decided from the Service and from the clusters that are known; every change of either, and
+//! of a member's endpoints, goes through [`Stream::advance`].
 
 use bytes::Bytes;
 use futures::{FutureExt, future, stream::unfold};
@@ -51,13 +51,13 @@ struct Stream {
     first: bool,
 }
 
-/// The answer to a request for a Service whose endpoints are elsewhere. The stream ends when the Service is deleted or its
-/// endpoints are found in another way, when the one cluster of a linked Service is no longer linked, and when an index does
-/// not answer.
+/// The answer to a request for a Service whose endpoints are elsewhere. The stream ends when the Service is deleted or
+/// its endpoints are found in another way, when the one cluster of a linked Service is no longer linked, and when an
+/// index does not answer.
 ///
 /// # Errors
-/// Linkerd's, if the Service does not say what it is called there, if the cluster is not linked, or if the Service there is
-/// an ExternalName; those of [`Answering::ask`]; and when clients ask for too many ports of the Service there.
+/// Linkerd's, if the Service does not say what it is called there, if the cluster is not linked, or if the Service
+/// there is an ExternalName; those of [`Answering::ask`]; and when clients ask for too many ports of the Service there.
 pub(super) async fn frames(
     destination: &Destination,
     asked: Asked,

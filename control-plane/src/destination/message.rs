@@ -13,7 +13,8 @@ use weft_index::{Endpoint, EndpointProfile, Hint, Key, Locality, PeerIdentity, S
 
 /// The weight of every endpoint, as in Linkerd.
 const WEIGHT: u32 = 10_000;
-/// The factor of weights in the client's zone, if zones count (`linkerd2:controller/api/destination/endpoint_translator.go`).
+/// The factor of weights in the client's zone, if zones count
+/// (`linkerd2:controller/api/destination/endpoint_translator.go`).
 const ZONE_FACTOR: u32 = 10;
 
 /// Settings of messages about endpoints. They are the same for the whole process, because messages are shared.
@@ -25,8 +26,8 @@ pub(crate) struct EndpointSettings {
     pub(crate) zone_weights: bool,
 }
 
-/// The message of an endpoint. `locality` is that of the clients that asked for its Service, and unknown to those that asked
-/// for its address.
+/// The message of an endpoint. `locality` is that of the clients that asked for its Service, and unknown to those that
+/// asked for its address.
 pub(super) fn weighted_addr(
     endpoint: &Endpoint,
     locality: Option<Locality>,

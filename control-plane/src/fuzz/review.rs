@@ -13,8 +13,8 @@ use crate::webhook::{
 /// The longest answer, in bytes: warnings and messages quote what they are about.
 const MAX_ANSWER: usize = 256 * 1024;
 
-/// Reviews an object. The answer is about this request, and is the same when it is asked again; what injection adds to a pod is
-/// what the patch adds to the object as it was sent.
+/// Reviews an object. The answer is about this request, and is the same when it is asked again; what injection adds to
+/// a pod is what the patch adds to the object as it was sent.
 pub(super) fn review(body: &[u8]) {
     let Ok(request) = server::read(body) else { return };
     for admission in [Admission::Profiles, Admission::Policies] {

@@ -1,6 +1,7 @@
 //! The seeds of the proxy's fuzz targets: what this control plane answers to questions about a few policies.
 //!
-//! The test fails where a file is not the answer; `WEFT_BLESS=1 cargo test -p weft-control-plane --lib seeds` writes them.
+//! The test fails where a file is not the answer; `WEFT_BLESS=1 cargo test -p weft-control-plane --lib seeds` writes
+//! them.
 
 use std::{collections::BTreeSet, env, fmt::Debug, fs, path::Path};
 

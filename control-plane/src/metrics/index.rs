@@ -1,5 +1,5 @@
-//! Metrics of the index and of those of linked clusters: objects, views and their clients, how long updates take, and how
-//! many wait. Names and labels are Linkerd's where it has one; k8s-api's table of metrics lists them.
+//! Metrics of the index and of those of linked clusters: objects, views and their clients, how long updates take, and
+//! how many wait. Names and labels are Linkerd's where it has one; k8s-api's table of metrics lists them.
 //!
 //! No series outlives what it is about: all are made anew from what the indexes counted last.
 

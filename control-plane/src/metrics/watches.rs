@@ -1,7 +1,7 @@
 //! Whether watches of the Kubernetes API work: a watch that does not leaves the index with old state.
 //!
-//! `kube_watch_*` are those of Linkerd's policy controller (kubert's `ResourceWatchMetrics`), `*_informer_lag_seconds` those
-//! of its destination service (`linkerd2:controller/api/destination/watcher/prometheus.go`).
+//! `kube_watch_*` are those of Linkerd's policy controller (kubert's `ResourceWatchMetrics`), `*_informer_lag_seconds`
+//! those of its destination service (`linkerd2:controller/api/destination/watcher/prometheus.go`).
 
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::watcher;
@@ -117,7 +117,8 @@ impl WatchMetrics {
         }
     }
 
-    /// Begins to count for a watch of this version: a counter that is there from the start shows the first increase, too.
+    /// Begins to count for a watch of this version: a counter that is there from the start shows the first increase,
+    /// too.
     pub(crate) fn watching(&self, kind: Kind, version: &'static str) {
         let (kind, group) = (kind.name(), kind.group());
         let labels = Version { kind, group, version };
@@ -151,7 +152,8 @@ impl WatchMetrics {
         self.errors.get_or_create(&Failed { kind: kind.name(), group: kind.group(), version, error }).inc();
     }
 
-    /// Measures how late the write of an object arrives. Clocks of machines differ, and no write arrives before its time.
+    /// Measures how late the write of an object arrives. Clocks of machines differ, and no write arrives before its
+    /// time.
     pub(crate) fn arrived(&self, kind: Kind, written: Timestamp, now: Timestamp) {
         let found = LAGS.iter().zip(&self.lags).find(|((measured, _), _)| *measured == kind);
         if let Some((_, lag)) = found {

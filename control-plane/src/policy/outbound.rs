@@ -31,7 +31,8 @@ pub(super) struct OutboundPolicies {
 
 type Policy = Option<Arc<Snapshot<OutboundPolicy>>>;
 
-/// What a client asks for: how to subscribe to it, and its port, which all undeclared ports of a Service share a view for.
+/// What a client asks for: how to subscribe to it, and its port, which all undeclared ports of a Service share a view
+/// for.
 struct Question {
     ask: Ask<Policy>,
     port: u16,

@@ -1,5 +1,5 @@
-//! Metrics of the queue of Services to be checked, under the names and meanings of client-go's work queues, as Linkerd has
-//! them (`linkerd2:controller/api/destination/external-workload/queue_metrics.go`).
+//! Metrics of the queue of Services to be checked, under the names and meanings of client-go's work queues, as Linkerd
+//! has them (`linkerd2:controller/api/destination/external-workload/queue_metrics.go`).
 
 use std::{
     fmt,

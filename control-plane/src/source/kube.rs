@@ -4,10 +4,10 @@
 //! API --watch per kind--> follow --Update--> Caches --batches of events-->
 //! ```
 //!
-//! A watch starts with a streamed list of the newest state, continues with bookmarks, and resumes after an interruption.
-//! It lists again only if the API server no longer has its position, then in pages of the newest state. So no API server,
-//! however far it lags, takes the state back. Nothing is polled. Objects that vanished during an interruption are
-//! deleted. Nodes, ReplicaSets and Jobs are watched by their metadata alone.
+//! A watch starts with a streamed list of the newest state, continues with bookmarks, and resumes after an
+//! interruption. It lists again only if the API server no longer has its position, then in pages of the newest state.
+//! So no API server, however far it lags, takes the state back. Nothing is polled. Objects that vanished during an
+//! interruption are deleted. Nodes, ReplicaSets and Jobs are watched by their metadata alone.
 
 mod caches;
 mod definition;

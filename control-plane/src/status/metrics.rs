@@ -1,5 +1,5 @@
-//! Metrics of the status writer, under Linkerd's names. There is no `patch_enqueue_overflows`: what is pending is held once
-//! for each object, and nothing overflows.
+//! Metrics of the status writer, under Linkerd's names. There is no `patch_enqueue_overflows`: what is pending is held
+//! once for each object, and nothing overflows.
 
 use std::{fmt, time::Duration};
 

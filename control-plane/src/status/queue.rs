@@ -10,8 +10,8 @@ use tokio::time::Instant;
 use weft_index::Status;
 use weft_k8s_api::manifest::ObjectRef;
 
-/// How long the watch has to show what was written, before it is written again: somebody else may have overwritten it at
-/// once. Linkerd compares all statuses at this interval.
+/// How long the watch has to show what was written, before it is written again: somebody else may have overwritten it
+/// at once. Linkerd compares all statuses at this interval.
 const CONFIRM: Duration = Duration::from_secs(10);
 /// Wait after the first failure; it doubles with each further one.
 const RETRY_MIN: Duration = Duration::from_millis(200);
@@ -59,7 +59,8 @@ impl Queue {
         Some(object)
     }
 
-    /// Whether a status that is due is to be written now. One that has been is not, until the watch had time to show it.
+    /// Whether a status that is due is to be written now. One that has been is not, until the watch had time to show
+    /// it.
     pub(super) fn begin(&mut self, object: &ObjectRef, status: &Arc<Status>, now: Instant) -> bool {
         let written = self.entries.get(object).and_then(|entry| entry.written.as_ref());
         match written.filter(|(written, _)| written == status).map(|(_, at)| *at + CONFIRM) {

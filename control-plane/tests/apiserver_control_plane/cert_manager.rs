@@ -1,8 +1,8 @@
-//! Certificates of other tools: the controllers of cert-manager and trust-manager write what the chart expects of them, and
-//! the control plane uses it and follows what they renew.
+//! Certificates of other tools: the controllers of cert-manager and trust-manager write what the chart expects of them,
+//! and the control plane uses it and follows what they renew.
 //!
-//! The objects are those of the documents and of the rendered chart, in a namespace of the test. A kubelet's part, to put
-//! Secrets and ConfigMaps into volumes, is done by [`Volume`]; the API server finds the webhook by its Service.
+//! The objects are those of the documents and of the rendered chart, in a namespace of the test. A kubelet's part, to
+//! put Secrets and ConfigMaps into volumes, is done by [`Volume`]; the API server finds the webhook by its Service.
 
 use std::{
     collections::BTreeMap,
@@ -140,8 +140,8 @@ impl Fixture {
         world.has_event("Deployment", "linkerd-identity", "IssuerUpdated", "Updated identity issuer").await;
     }
 
-    /// The webhook's certificate: API servers trust what cert-manager puts into the configuration, and the control plane serves
-    /// what it puts into the Secret.
+    /// The webhook's certificate: API servers trust what cert-manager puts into the configuration, and the control
+    /// plane serves what it puts into the Secret.
     async fn pods_are_injected_with_its_certificate(&self) {
         let world = &self.world;
         assert!(self.find("Secret", WEBHOOK_SECRET).is_none(), "the chart does not render {WEBHOOK_SECRET}");

@@ -1,5 +1,5 @@
-//! Which tests may run beside each other. Most wait for leases and certificates to expire, in namespaces of their own; but
-//! what the control plane writes, it writes in all namespaces.
+//! Which tests may run beside each other. Most wait for leases and certificates to expire, in namespaces of their own;
+//! but what the control plane writes, it writes in all namespaces.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -19,8 +19,8 @@ pub(crate) enum Uses {
     Statuses,
     /// The injector's webhook configuration, which is the cluster's only one.
     Injector,
-    /// All of the cluster: a definition that others need is removed, or what destination controllers write in all namespaces
-    /// is counted.
+    /// All of the cluster: a definition that others need is removed, or what destination controllers write in all
+    /// namespaces is counted.
     Cluster,
 }
 

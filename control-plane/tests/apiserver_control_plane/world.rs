@@ -510,7 +510,8 @@ impl Updates {
         assert_eq!(waiting.await.expect("an end in time").unwrap(), None);
     }
 
-    /// Waits until the stream has brought exactly these, in any order: changes that come together are one update or several.
+    /// Waits until the stream has brought exactly these, in any order: changes that come together are one update or
+    /// several.
     pub(crate) async fn bring(&mut self, expected: &[&str]) {
         let mut seen = Vec::new();
         while seen.len() < expected.len() {

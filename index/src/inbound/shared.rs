@@ -20,7 +20,8 @@ use crate::{
 pub(crate) struct ServerPolicies(HashMap<Key, Arc<ServerPolicy>>);
 
 impl ServerPolicies {
-    /// Derives the policy of a Server anew, or removes that of one which is gone; returns whether it is another one now.
+    /// Derives the policy of a Server anew, or removes that of one which is gone; returns whether it is another one
+    /// now.
     pub(crate) fn derive(&mut self, store: &Store, cluster: &Cluster, key: &Key) -> bool {
         let Some(server) = store.policies(&key.namespace).and_then(|policies| policies.servers.get(&key.name)) else {
             return self.0.remove(key).is_some();

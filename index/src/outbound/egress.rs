@@ -19,9 +19,9 @@ use crate::{
     store::{ParentId, Store},
 };
 
-/// The EgressNetwork of an address for a client of this namespace. The namespace's own networks count; where it has none,
-/// those of the namespace for the whole cluster. Of several with the address, the most specific one wins, then the
-/// oldest, then the first by name.
+/// The EgressNetwork of an address for a client of this namespace. The namespace's own networks count; where it has
+/// none, those of the namespace for the whole cluster. Of several with the address, the most specific one wins, then
+/// the oldest, then the first by name.
 pub(super) fn network_of<'a>(
     store: &'a Store,
     cluster: &Cluster,

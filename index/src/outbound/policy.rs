@@ -15,8 +15,8 @@ use crate::records::{Key, RouteId};
 pub enum OutboundPolicy {
     /// A Service's port, or an address of an EgressNetwork.
     Parent(Box<ParentPolicy>),
-    /// A Service's cluster address with a port that the Service does not declare: connections are refused. All such ports
-    /// share this answer.
+    /// A Service's cluster address with a port that the Service does not declare: connections are refused. All such
+    /// ports share this answer.
     UndefinedPort {
         /// The Service.
         service: Key,

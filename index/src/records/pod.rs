@@ -93,7 +93,8 @@ impl PodRecord {
         let mut named_ports: HashMap<String, Vec<u16>> = HashMap::new();
         let mut host_ports = Vec::new();
         for port in serving().flat_map(|container| container.ports.iter().flatten()) {
-            // The name of a UDP port is no name of the TCP port with its number (`linkerd2:policy-controller/k8s/index`).
+            // The name of a UDP port is no name of the TCP port with its number
+            // (`linkerd2:policy-controller/k8s/index`).
             let Some(number) = u16::try_from(port.container_port).ok().filter(|_| is_tcp(port)) else { continue };
             if let Some(name) = &port.name {
                 named_ports.entry(name.clone()).or_default().push(number);

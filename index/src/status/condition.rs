@@ -80,7 +80,8 @@ impl Saying {
         Self::new(RESOLVED_REFS, false, "InvalidKind", message)
     }
 
-    /// The condition, with the time since when one of the `known` statuses says the same about the same parent, or none.
+    /// The condition, with the time since when one of the `known` statuses says the same about the same parent, or
+    /// none.
     pub(super) fn since(self, known: [Option<&Status>; 2], parent: Option<&ParentReference>) -> Condition {
         let mut condition = Condition {
             last_transition_time: UNSET,

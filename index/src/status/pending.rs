@@ -52,7 +52,8 @@ impl PendingStatuses {
         all.into_iter().for_each(|object| pending.enqueue(object));
     }
 
-    /// The status that an object should have and does not have. What is new in it is so since `now`, also in later calls.
+    /// The status that an object should have and does not have. What is new in it is so since `now`, also in later
+    /// calls.
     pub fn get(&self, object: &ObjectRef, now: Timestamp) -> Option<Arc<Status>> {
         let mut pending = self.0.pending.lock();
         let status = pending.wanted.get_mut(object)?;

@@ -19,8 +19,8 @@ use weft_k8s_api::{
     },
 };
 
-/// The status that is to be written; `None` if the object says it already, or if there is nothing to say. What `pending`
-/// or the object says already keeps its time.
+/// The status that is to be written; `None` if the object says it already, or if there is nothing to say. What
+/// `pending` or the object says already keeps its time.
 pub(super) fn to_write(
     store: &Store,
     cluster: &Cluster,
@@ -96,8 +96,8 @@ fn sayings(store: &Store, cluster: &Cluster, route: &RouteRecord, parent: &Paren
     }
 }
 
-/// Whether the backends exist, can be backends, and may be those of this route: the first that does not, cannot or may not
-/// counts.
+/// Whether the backends exist, can be backends, and may be those of this route: the first that does not, cannot or may
+/// not counts.
 fn resolution(store: &Store, cluster: &Cluster, route: &RouteRecord, parent: &Parent) -> Saying {
     for backend in route.backends() {
         let key = Key::new(&backend.namespace, &backend.name);

@@ -1,7 +1,8 @@
 //! Exemplars: beside a histogram's bucket, a request that is in it, by its trace ([OpenMetrics 1.0][spec]).
 //!
-//! prometheus-client's `Exemplar` has no public constructor: only its own histogram can have exemplars, and that one takes a lock for every
-//! observation. So our histogram announces, before it is encoded, which of its lines have an exemplar, and [`Writer`] appends them.
+//! prometheus-client's `Exemplar` has no public constructor: only its own histogram can have exemplars, and that one
+//! takes a lock for every observation. So our histogram announces, before it is encoded, which of its lines have an
+//! exemplar, and [`Writer`] appends them.
 //!
 //! [spec]: https://github.com/prometheus/OpenMetrics/blob/main/specification/OpenMetrics.md#exemplars
 

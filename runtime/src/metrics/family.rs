@@ -35,7 +35,8 @@ where
         self.get_or_create(labels)
     }
 
-    /// Removes the metric with these labels, and returns whether there was one. Handles to it still count, but no scrape shows it.
+    /// Removes the metric with these labels, and returns whether there was one. Handles to it still count, but no
+    /// scrape shows it.
     pub fn remove(&self, labels: &S) -> bool {
         self.0.write().remove(labels.borrow()).is_some()
     }

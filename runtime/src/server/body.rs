@@ -39,7 +39,8 @@ impl Body for RequestBody {
         let Self { incoming, exchange } = &mut *self;
         let mut frame = Pin::new(&mut *incoming).poll_frame(cx);
         if frame.is_pending() {
-            // Before the next look: what arrives after it counts as arrived at once, whenever this body is polled again.
+            // Before the next look: what arrives after it counts as arrived at once, whenever this body is polled
+            // again.
             exchange.owed();
             let arrival = BodyArrival { exchange: Arc::downgrade(exchange), reader: cx.waker().clone() };
             frame = Pin::new(incoming).poll_frame(&mut Context::from_waker(&Waker::from(Arc::new(arrival))));

@@ -1,7 +1,7 @@
 //! How long a connection has waited for its peer, which is what the deadlines for a peer count.
 //!
-//! The clock runs while everything that has arrived is taken: the socket is empty, and every request has had its turn. When
-//! this process is late, because all clients come at once or the processors are busy with other work, the clock
+//! The clock runs while everything that has arrived is taken: the socket is empty, and every request has had its turn.
+//! When this process is late, because all clients come at once or the processors are busy with other work, the clock
 //! stands. Otherwise the server would close connections of clients that did everything right, and their retries would
 //! delay the process further. A client that sends little by little gains nothing, because what was counted stays.
 
@@ -14,8 +14,8 @@ use std::{
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Requests of a connection that have not had their turn, above which nothing more is read from it: HTTP/2 keeps the place of
-/// every frame that it ever had to keep at a time.
+/// Requests of a connection that have not had their turn, above which nothing more is read from it: HTTP/2 keeps the
+/// place of every frame that it ever had to keep at a time.
 const UNTAKEN: usize = 64;
 
 /// See above. It stands until [`PeerClock::start`].

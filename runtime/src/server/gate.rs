@@ -6,11 +6,11 @@
 //!   └──> pause: a turn for each source <─┘
 //! ```
 //!
-//! A request waits for this process from its arrival until its answer begins, but not while its client owes a part of it.
-//! When as many wait as there is room for, connections are not read from, so that what they send stays with their clients, and
-//! each answer lets another one read. Sources take turns, and so do the connections of a source, so that one with thousands of
-//! requests delays others by its share. Nothing is refused: all requests are answered in the order in which
-//! they are read, as fast as they can be.
+//! A request waits for this process from its arrival until its answer begins, but not while its client owes a part of
+//! it. When as many wait as there is room for, connections are not read from, so that what they send stays with their
+//! clients, and each answer lets another one read. Sources take turns, and so do the connections of a source, so that
+//! one with thousands of requests delays others by its share. Nothing is refused: all requests are answered in the
+//! order in which they are read, as fast as they can be.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},

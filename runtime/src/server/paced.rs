@@ -1,12 +1,13 @@
-//! A connection's stream, which is read from when there is room for what it brings, and which notes when its peer is waited
-//! for.
+//! A connection's stream, which is read from when there is room for what it brings, and which notes when its peer is
+//! waited for.
 //!
 //! ```text
 //! turn: one read ──> requests begin ──> their tasks have their turns ──> turn
 //! ```
 //!
-//! h2 otherwise reads until the socket is empty before it hands over the first of the requests that it has read: nothing counts
-//! them, and it keeps the place of every frame that it ever had to keep at a time, for as long as the connection lives.
+//! h2 otherwise reads until the socket is empty before it hands over the first of the requests that it has read:
+//! nothing counts them, and it keeps the place of every frame that it ever had to keep at a time, for as long as the
+//! connection lives.
 
 use std::{
     io::{self, IoSlice},

@@ -43,8 +43,8 @@ where
     }
 }
 
-/// Lines of Linkerd's proxy: `[     0.001234s]  INFO ThreadId(01) span{field=1}: target: message field=2`, or in JSON `timestamp`, `level`,
-/// `fields`, `target`, `spans` and `threadId`, of which the first is the time of day.
+/// Lines of Linkerd's proxy: `[ 0.001234s] INFO ThreadId(01) span{field=1}: target: message field=2`, or in JSON
+/// `timestamp`, `level`, `fields`, `target`, `spans` and `threadId`, of which the first is the time of day.
 pub(super) fn linkerds_proxy<S, W>(format: LogFormat, to: W) -> Lines<S>
 where
     S: Subscriber + for<'span> LookupSpan<'span>,

@@ -1,5 +1,5 @@
-//! Lines on their way to standard output or error: a thread writes them, so that a reader that has stopped reading stops
-//! nobody else. The buffer is bounded; lines that find it full are dropped and counted.
+//! Lines on their way to standard output or error: a thread writes them, so that a reader that has stopped reading
+//! stops nobody else. The buffer is bounded; lines that find it full are dropped and counted.
 
 use std::{
     fmt,

@@ -34,7 +34,8 @@ pub enum PkiError {
 }
 
 impl Pki {
-    /// Creates keys and certificates and writes the control plane's files: `crt.pem`, `key.pem`, `ca-bundle.crt`, `token.pub`.
+    /// Creates keys and certificates and writes the control plane's files: `crt.pem`, `key.pem`, `ca-bundle.crt`,
+    /// `token.pub`.
     pub(super) fn create(dir: &Path) -> Result<Self, PkiError> {
         let root = Root::generate("root.linkerd.cluster.local")?;
         let issuer = root.issue_issuer("identity.linkerd.cluster.local")?;

@@ -190,8 +190,8 @@ async fn pod_end(handle: &Handle, ips: &[IpAddr]) -> Result<()> {
 async fn add_address(handle: &Handle, index: u32, address: IpAddr) -> Result<()> {
     let bits = if address.is_ipv4() { 32 } else { 128 };
     let mut request = handle.address().add(index, address, bits);
-    // Even where duplicates are not looked for (accept_dad), an IPv6 address is tentative until the kernel's worker has run,
-    // and a route with a tentative source is refused with EINVAL.
+    // Even where duplicates are not looked for (accept_dad), an IPv6 address is tentative until the kernel's worker has
+    // run, and a route with a tentative source is refused with EINVAL.
     if address.is_ipv6() {
         request.message_mut().attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
     }

@@ -40,8 +40,8 @@ impl<F: Fleet> Engine<F> {
         &self.0.fleet
     }
 
-    /// Keeps the window of what was asked for current. A long task, which never ends; without it proxies are scraped by requests
-    /// alone.
+    /// Keeps the window of what was asked for current. A long task, which never ends; without it proxies are scraped by
+    /// requests alone.
     pub async fn run(&self) {
         self.0.run().await;
     }

@@ -1,7 +1,7 @@
 //! Which families and labels of a proxy are kept, and what is kept apart.
 //!
-//! Owns names. A proxy's series differ in addresses, status codes and authorizations, which no answer shows: what is the same
-//! but for those is one series here.
+//! Owns names. A proxy's series differ in addresses, status codes and authorizations, which no answer shows: what is
+//! the same but for those is one series here.
 
 use std::sync::Arc;
 

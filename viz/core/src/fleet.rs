@@ -1,4 +1,5 @@
-//! The pods of a mesh and how to reach their proxies, as the engine needs it. The component and the command line implement it.
+//! The pods of a mesh and how to reach their proxies, as the engine needs it. The component and the command line
+//! implement it.
 
 use std::{collections::BTreeMap, future::Future, sync::Arc};
 
@@ -15,8 +16,8 @@ pub struct Pod {
     pub name: String,
     /// Its uid: another pod of the same name is another pod.
     pub uid: String,
-    /// What it belongs to, nearest first, as (kind, name) with kinds as in `weft.viz.v1.Resource`: a ReplicaSet, then its
-    /// Deployment.
+    /// What it belongs to, nearest first, as (kind, name) with kinds as in `weft.viz.v1.Resource`: a ReplicaSet, then
+    /// its Deployment.
     pub owners: Vec<(String, String)>,
     /// Its labels.
     pub labels: BTreeMap<String, String>,

@@ -6,8 +6,8 @@
 //!                                     └> events       server-sent events, as fast as they are read
 //! ```
 //!
-//! Owns the page, its headers and its protection on a loopback port. Refuses to listen: `weft dashboard` does that, and answers what only
-//! a person's rights reach.
+//! Owns the page, its headers and its protection on a loopback port. Refuses to listen: `weft dashboard` does that, and
+//! answers what only a person's rights reach.
 
 mod asset;
 mod guard;
@@ -56,7 +56,8 @@ pub fn failure(status: StatusCode, message: &str) -> Response<Body> {
     respond(status, "application/json", text.into())
 }
 
-/// Objects as server-sent events, until the stream ends or the browser goes. The stream is read as fast as the browser reads.
+/// Objects as server-sent events, until the stream ends or the browser goes. The stream is read as fast as the browser
+/// reads.
 pub fn events<T: Serialize + Send + 'static>(source: impl Stream<Item = T> + Send + 'static) -> Response<Body> {
     // The first bytes show the browser that the stream is open.
     let begin = stream::once(async { Bytes::from_static(b": open\n\n") });

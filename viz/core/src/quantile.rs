@@ -1,5 +1,5 @@
-//! Quantiles from the buckets of a histogram, interpolated as Prometheus' `histogram_quantile` does, so that numbers agree with those
-//! of dashboards.
+//! Quantiles from the buckets of a histogram, interpolated as Prometheus' `histogram_quantile` does, so that numbers
+//! agree with those of dashboards.
 
 /// A histogram: (upper bound, observations in this bucket alone), in any order.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -14,10 +14,11 @@ impl Histogram {
         }
     }
 
-    /// The quantile, between 0 and 1, linear within its bucket, as if values were spread evenly. In the last bucket, which has no
-    /// upper bound, it is the lower one. `None` without an observation.
+    /// The quantile, between 0 and 1, linear within its bucket, as if values were spread evenly. In the last bucket,
+    /// which has no upper bound, it is the lower one. `None` without an observation.
     ///
-    /// `bounds` are those that the histogram may have: an empty bucket between two is not written, and it ends where the next begins.
+    /// `bounds` are those that the histogram may have: an empty bucket between two is not written, and it ends where
+    /// the next begins.
     pub(crate) fn quantile(&self, quantile: f64, bounds: &[f64]) -> Option<f64> {
         let mut buckets = self.0.clone();
         buckets.sort_by(|(a, _), (b, _)| a.total_cmp(b));
@@ -47,8 +48,8 @@ impl Histogram {
 mod tests {
     use super::*;
 
-    /// Values of `histogram_quantile` in Prometheus' own tests (promql/promqltest/testdata/histograms.test: testhistogram3, request_duration),
-    /// as cumulative buckets.
+    /// Values of `histogram_quantile` in Prometheus' own tests (promql/promqltest/testdata/histograms.test:
+    /// testhistogram3, request_duration), as cumulative buckets.
     #[test]
     fn quantiles_are_those_of_prometheus() {
         let inf = f64::INFINITY;

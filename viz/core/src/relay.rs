@@ -1,5 +1,6 @@
-//! A component that is asked for its answers, behind the interface of `weft.viz.v1`. Owns the credentials of its requests: those that the
-//! component does not know any more are replaced, and the request is sent again. Its taps outlive the component's pods.
+//! A component that is asked for its answers, behind the interface of `weft.viz.v1`. Owns the credentials of its
+//! requests: those that the component does not know any more are replaced, and the request is sent again. Its taps
+//! outlive the component's pods.
 
 mod resume;
 
@@ -37,7 +38,8 @@ struct State<C> {
     credentials: C,
     /// What goes with every request.
     authorization: Mutex<AsciiMetadataValue>,
-    /// Held while the header is renewed: a page asks several questions at a time, and one new header is enough for them.
+    /// Held while the header is renewed: a page asks several questions at a time, and one new header is enough for
+    /// them.
     renewing: tokio::sync::Mutex<()>,
 }
 

@@ -1,5 +1,5 @@
-//! The engine behind the interface of `weft.viz.v1`, as a [`Relay`](crate::relay::Relay) to a component is: servers and the dashboard's
-//! JSON need not know which of the two answers.
+//! The engine behind the interface of `weft.viz.v1`, as a [`Relay`](crate::relay::Relay) to a component is: servers and
+//! the dashboard's JSON need not know which of the two answers.
 
 use std::pin::Pin;
 

@@ -1,8 +1,8 @@
-//! Reads the text format of Prometheus, line by line and without copying: a mesh of 1,000 pods is two million lines every ten
-//! seconds, most of which are of families that nobody asks for.
+//! Reads the text format of Prometheus, line by line and without copying: a mesh of 1,000 pods is two million lines
+//! every ten seconds, most of which are of families that nobody asks for.
 //!
-//! Owns the syntax. Refuses to know families; a line that is not a sample is skipped, as the format's readers do with what they do
-//! not know.
+//! Owns the syntax. Refuses to know families; a line that is not a sample is skipped, as the format's readers do with
+//! what they do not know.
 
 /// One sample.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -79,7 +79,8 @@ fn value_end(text: &[u8], mut at: usize) -> Option<usize> {
 }
 
 impl<'a> Line<'a> {
-    /// Calls `label` with each label's name and value, up to the first that is malformed. Values are as written, escapes included.
+    /// Calls `label` with each label's name and value, up to the first that is malformed. Values are as written,
+    /// escapes included.
     pub(crate) fn labels(&self, mut label: impl FnMut(&'a [u8], &'a [u8])) {
         let mut rest = self.labels;
         loop {

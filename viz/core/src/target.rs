@@ -123,8 +123,8 @@ impl Kind {
         }
     }
 
-    /// The row that the destination of an outbound series belongs to. Its labels name the last owner and the pod; owners between, the
-    /// pod itself.
+    /// The row that the destination of an outbound series belongs to. Its labels name the last owner and the pod;
+    /// owners between, the pod itself.
     pub(crate) fn row_of_destination(self, series: &Series, pods: &Pods) -> Option<Key> {
         let namespace = series.label(Name::DstNamespace);
         let of_label = |kind: &str| {

@@ -1,6 +1,7 @@
 //! The component against a real API server: who may ask what, and what it collects from the proxies of many pods.
 //!
-//! Pods are objects without a kubelet. Their addresses are loopback addresses, on which this process answers as their proxies.
+//! Pods are objects without a kubelet. Their addresses are loopback addresses, on which this process answers as their
+//! proxies.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::disallowed_methods, reason = "starts what it ends with, and waits for other processes")]

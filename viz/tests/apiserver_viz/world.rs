@@ -118,7 +118,8 @@ impl World {
         self.api().create(&PostParams::default(), &account).await.unwrap();
     }
 
-    /// Deletes a ServiceAccount, and waits until the API server, which learns of it by a watch, takes its tokens no longer.
+    /// Deletes a ServiceAccount, and waits until the API server, which learns of it by a watch, takes its tokens no
+    /// longer.
     pub(crate) async fn delete_account(&self, name: &str) {
         let token = self.token(name, "").await;
         self.api::<ServiceAccount>().delete(name, &DeleteParams::default()).await.unwrap();

@@ -1,5 +1,5 @@
-//! `dist`: everything to install in a cluster: container images of our programs, packaged charts, the command line `weft`, and
-//! what goes with them.
+//! `dist`: everything to install in a cluster: container images of our programs, packaged charts, the command line
+//! `weft`, and what goes with them.
 //!
 //! ```text
 //! programs ──┬──> images/*.tar              (image)
@@ -8,8 +8,8 @@
 //! examples ─────> shop.yaml                 (application)
 //! ```
 //!
-//! An image contains a program and a list of users. Programs for users are linked statically; those of the tests are not, and
-//! their images have a layer that all share, with the libraries at their own paths.
+//! An image contains a program and a list of users. Programs for users are linked statically; those of the tests are
+//! not, and their images have a layer that all share, with the libraries at their own paths.
 
 mod chart;
 pub(crate) mod image;
@@ -191,7 +191,8 @@ pub(crate) fn images(workspace: &Workspace, profile: Profile) -> Result<Vec<Path
     pack(workspace, profile)
 }
 
-/// Packs the programs of a profile as they were last built; returns the archives. Archives of unchanged programs are kept.
+/// Packs the programs of a profile as they were last built; returns the archives. Archives of unchanged programs are
+/// kept.
 ///
 /// # Errors
 /// When a program is missing or a library is not found.

@@ -1,7 +1,8 @@
 //! The subcommands of `cargo xtask` that make machines and what runs on them; it starts this program.
 //!
 //! [`kube`] is a cluster to run in, [`kernels`] runs on other kernels, [`bare`] on a new machine, [`dist`] is what is
-//! shipped, [`record`] draws terminals, [`tools`] are the programs of a cluster, [`processor`] is what they are for. Building, packages and toolchains are `weft_xtask`'s.
+//! shipped, [`record`] draws terminals, [`tools`] are the programs of a cluster, [`processor`] is what they are for.
+//! Building, packages and toolchains are `weft_xtask`'s.
 
 #![expect(
     clippy::print_stdout,

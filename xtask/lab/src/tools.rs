@@ -141,8 +141,9 @@ func main() {
 }
 "#;
 
-/// The controllers of cert-manager and of trust-manager that work without an outside world, in one program: cert-manager's own
-/// programs are modules that no proxy of modules has, because their directories have other names than they do.
+/// The controllers of cert-manager and of trust-manager that work without an outside world, in one program:
+/// cert-manager's own programs are modules that no proxy of modules has, because their directories have other names
+/// than they do.
 const CERT_MANAGER_SOURCE: &str = include_str!("tools/cert_manager.go");
 
 /// A server and a client of Go's own HTTP.
@@ -233,8 +234,8 @@ impl Tools {
             .map_or_else(|| name.into(), |tool| self.directory(tool).join(name))
     }
 
-    /// The directories for PATH: the tools that a reader of the tutorial has installed, the checker of metrics, a registry, and
-    /// what issues certificates.
+    /// The directories for PATH: the tools that a reader of the tutorial has installed, the checker of metrics, a
+    /// registry, and what issues certificates.
     pub(crate) fn path_directories(&self) -> Vec<PathBuf> {
         self.directories(&["kubernetes", "helm", "step", "promtool", "crane", "cert-manager"])
     }

@@ -33,8 +33,8 @@ pub(crate) fn check(documents: &[Document], sources: &[RustFile], exists: impl F
     findings
 }
 
-/// The functions that are named in the last column of tables with the header `Proof`, with their lines. Other proofs, such as the names
-/// of checks, are sentences.
+/// The functions that are named in the last column of tables with the header `Proof`, with their lines. Other proofs,
+/// such as the names of checks, are sentences.
 fn proofs(document: &Document) -> impl Iterator<Item = (usize, &str)> {
     let mut is_proof = false;
     document.text.lines().enumerate().flat_map(move |(index, line)| {

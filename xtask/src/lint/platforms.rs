@@ -1,7 +1,7 @@
 //! `weft` on systems other than Linux: clippy for those whose standard library is installed (`rustup target add`).
 //!
-//! Nothing is linked, so the C parts of dependencies need not be compiled, for which another system's headers would have to be
-//! here. A stand-in for the C compiler and the archiver writes empty files.
+//! Nothing is linked, so the C parts of dependencies need not be compiled, for which another system's headers would
+//! have to be here. A stand-in for the C compiler and the archiver writes empty files.
 
 use std::{
     fs,

@@ -204,7 +204,8 @@ pub fn ensure(needs: &[Need]) -> Result<()> {
     install(&missing_among(needs.iter(), is_there))
 }
 
-/// Installs the browser of the dashboard's tests. `false` where there is none and the distribution has no package of it, as Ubuntu.
+/// Installs the browser of the dashboard's tests. `false` where there is none and the distribution has no package of
+/// it, as Ubuntu.
 ///
 /// # Errors
 /// As [`install`].

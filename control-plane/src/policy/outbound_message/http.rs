@@ -23,7 +23,8 @@ use super::{
 use weft_index::{OutboundHttpRoute, RequestFilter, RouteBackend};
 
 impl Context<'_> {
-    /// The routes. An EgressNetwork ends with a route for everything else; a Service has one only where it has no other.
+    /// The routes. An EgressNetwork ends with a route for everything else; a Service has one only where it has no
+    /// other.
     pub(super) fn http_routes(&self, routes: &[OutboundHttpRoute]) -> Vec<HttpRoute> {
         let mut messages: Vec<_> = routes.iter().map(|route| self.http_route(route)).collect();
         match self.egress() {

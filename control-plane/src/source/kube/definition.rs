@@ -15,8 +15,8 @@ use crate::api::explain_watch;
 /// Wait before the next attempt if definitions cannot be watched.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// Returns when the definition of a kind exists, or when it is time to look whether it does. Nothing is polled while the
-/// definition can be watched.
+/// Returns when the definition of a kind exists, or when it is time to look whether it does. Nothing is polled while
+/// the definition can be watched.
 pub(super) async fn installed(client: &Client, kind: Watched) {
     let resource = ApiResource {
         group: "apiextensions.k8s.io".to_owned(),

@@ -53,8 +53,8 @@ pub(super) fn of_service(
         Client::On(node) => (node, node.and_then(|node| zone_of(objects, node))),
         Client::Afar(zone) => (None, zone),
     };
-    // 1.5: topology does not concern other clusters. Here, either the node counts, or the zone hints if all have some and
-    // one fits.
+    // 1.5: topology does not concern other clusters. Here, either the node counts, or the zone hints if all have some
+    // and one fits.
     if matches!(client, Client::Afar(_)) {
         // All of them count.
     } else if object["spec"]["internalTrafficPolicy"] == "Local" {

@@ -2,7 +2,8 @@
 
 use super::{reading::*, traffic, *};
 
-/// The policy towards an address for clients of a namespace; `None` if the address is unknown, or it is not clear whose it is.
+/// The policy towards an address for clients of a namespace; `None` if the address is unknown, or it is not clear whose
+/// it is.
 pub(super) fn of_address(objects: &Objects<'_>, cluster: &Cluster, addr: SocketAddr, client: &str) -> Option<Value> {
     let ip = addr.ip().to_string();
     let owners: Vec<_> = objects.of("Service").filter(|service| cluster_ips(service).contains(&&*ip)).collect();
@@ -169,7 +170,8 @@ fn parent_namespace<'a>(route: &'a Value, parent: &str, named: &str) -> Option<&
     found.next().map(|reference| reference["namespace"].as_str().unwrap_or(namespace(route)))
 }
 
-/// The EgressNetwork of an address: of the client's namespace, else of the cluster's; the most specific, then the oldest.
+/// The EgressNetwork of an address: of the client's namespace, else of the cluster's; the most specific, then the
+/// oldest.
 fn egress_network<'a>(objects: &Objects<'a>, cluster: &Cluster, ip: IpAddr, client: &str) -> Option<&'a Value> {
     let usable = |of: &str| -> Vec<_> {
         objects.within("EgressNetwork", of).filter(|network| !overlaps(cluster, network)).collect()

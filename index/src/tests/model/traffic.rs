@@ -1,5 +1,5 @@
-//! Timeouts, retries, failure accrual, load bias and filters, by section 3.4 of the contract with Linkerd, and the annotations
-//! and rules from which histories are made.
+//! Timeouts, retries, failure accrual, load bias and filters, by section 3.4 of the contract with Linkerd, and the
+//! annotations and rules from which histories are made.
 
 use super::{objects::Dice, reading::*, *};
 
@@ -137,8 +137,8 @@ pub(super) fn rule_retry(route: &Value, parent: &Value) -> Value {
     if own.is_null() { retry(parent, protocol) } else { own }
 }
 
-/// What a parent's annotations say of its traffic; null is a parent that does not exist. `biased` is whether the load of its
-/// endpoints may be biased.
+/// What a parent's annotations say of its traffic; null is a parent that does not exist. `biased` is whether the load
+/// of its endpoints may be biased.
 pub(super) fn of_parent(parent: &Value, biased: bool) -> Value {
     let alpha = |name: &str| format!("balancer.alpha.linkerd.io/{name}");
     let honor = annotation(parent, &alpha("failure-accrual-honor-retry-after")) == Some("true");

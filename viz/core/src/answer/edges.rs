@@ -1,8 +1,8 @@
 //! Who talks to whom, and as whom.
 //!
-//! Clients' proxies name the pods that they reach and their identities; servers' proxies name the identities of their clients. What
-//! both say is one edge. A client whose proxy is not read, because it is in another namespace or has none, is known from the server
-//! alone.
+//! Clients' proxies name the pods that they reach and their identities; servers' proxies name the identities of their
+//! clients. What both say is one edge. A client whose proxy is not read, because it is in another namespace or has
+//! none, is known from the server alone.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -117,7 +117,8 @@ fn client_of(series: &Series, own: &Key) -> Accepted {
     (own.clone(), label(Name::ClientId), label(Name::NoTlsReason))
 }
 
-/// The rows that have pods of a ServiceAccount, by the beginning of its identity: `web.shop`. Also rows that the request is not about.
+/// The rows that have pods of a ServiceAccount, by the beginning of its identity: `web.shop`. Also rows that the
+/// request is not about.
 type Accounts = BTreeMap<String, BTreeSet<Key>>;
 
 fn accounts(kind: Kind, view: &View) -> Accounts {

@@ -257,7 +257,8 @@ proptest! {
     }
 }
 
-/// A busy proxy's scrape: 3 servers' routes, 30 destinations of 3 pods each, all families, some 2,000 lines of those that are kept.
+/// A busy proxy's scrape: 3 servers' routes, 30 destinations of 3 pods each, all families, some 2,000 lines of those
+/// that are kept.
 fn busy(pod: usize, round: u64) -> String {
     let mut text = String::from("process_start_time_seconds 1700000000\n");
     let bounds = [

@@ -2,8 +2,8 @@
 //!
 //! - **Host**: a name that somebody made point at 127.0.0.1 (DNS rebinding) is refused.
 //! - **Origin**: a browser says which site asks; another one is refused.
-//! - **Key**: random for each run, in the part of the address that browsers do not send; the page sends it with every question in a header
-//!   that other sites cannot set. It also keeps other users of this machine out.
+//! - **Key**: random for each run, in the part of the address that browsers do not send; the page sends it with every
+//!   question in a header that other sites cannot set. It also keeps other users of this machine out.
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use http::{HeaderMap, Response, StatusCode, header};

@@ -98,7 +98,8 @@ mod tests {
         Box::pin(stream::iter(events))
     }
 
-    /// What a reader sees of a tap and of the attempts that follow, after which no pod is ready: ids, remarks, and the code at the end.
+    /// What a reader sees of a tap and of the attempts that follow, after which no pod is ready: ids, remarks, and the
+    /// code at the end.
     async fn seen(first: Events, then: impl IntoIterator<Item = Result<Events, Status>>) -> Vec<String> {
         let then: Mutex<VecDeque<_>> = Mutex::new(then.into_iter().collect());
         let open = || {

@@ -75,7 +75,8 @@ fn registered(scheme: scheme::Registered) -> http_types::Scheme {
     http_types::Scheme { r#type: Some(scheme::Type::Registered(scheme.into())) }
 }
 
-/// Destinations have the labels that the control plane gives them: the namespace, the Service, the pod and what it belongs to.
+/// Destinations have the labels that the control plane gives them: the namespace, the Service, the pod and what it
+/// belongs to.
 fn destination(to: &Target) -> Result<Vec<r#match::Match>, RequestError> {
     let label = |key: &str, value: &str| {
         let label = Label { key: key.to_owned(), value: value.to_owned() };

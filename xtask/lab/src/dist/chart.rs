@@ -1,7 +1,8 @@
 //! Packaged charts: the archive that `helm package` would make, without its times, and the same as an OCI artefact.
 //!
-//! The artefact is an OCI layout in a tar (`skopeo copy oci-archive:FILE docker://REGISTRY/charts/NAME:VERSION`) with the media
-//! types of <https://helm.sh/docs/topics/registries/>, so that `helm install oci://REGISTRY/charts/NAME` takes it.
+//! The artefact is an OCI layout in a tar (`skopeo copy oci-archive:FILE docker://REGISTRY/charts/NAME:VERSION`) with
+//! the media types of <https://helm.sh/docs/topics/registries/>, so that `helm install oci://REGISTRY/charts/NAME`
+//! takes it.
 
 use std::{
     fs,

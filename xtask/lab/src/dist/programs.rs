@@ -1,8 +1,8 @@
 //! The programs that are packed: of the tests as they are, for users linked statically, also for another processor.
 //!
-//! What runs in images is linked with glibc, with which it was measured. `weft` runs on any Linux and is linked with musl: a
-//! static glibc loads the name service modules of the machine that it finds itself on, which were made for another one.
-//! No directory of the machine that compiles them is named in them.
+//! What runs in images is linked with glibc, with which it was measured. `weft` runs on any Linux and is linked with
+//! musl: a static glibc loads the name service modules of the machine that it finds itself on, which were made for
+//! another one. No directory of the machine that compiles them is named in them.
 
 use std::{
     fs,
@@ -130,7 +130,8 @@ impl Programs {
             Profile::Dist => cargo.args(["--profile", "dist"]),
         };
         let commit = command::output(Command::new("git").current_dir(&workspace.root).args(["rev-parse", "HEAD"]));
-        // Shown by the proxy's metric proxy_build_info and by `weft version`; empty outside a repository, such as in an unpacked archive.
+        // Shown by the proxy's metric proxy_build_info and by `weft version`; empty outside a repository, such as in an
+        // unpacked archive.
         cargo.env("WEFT_GIT_SHA", commit.unwrap_or_default().trim());
         let mut flags = workspace.remapping()?;
         flags.push("-Ctarget-feature=+crt-static".to_owned());

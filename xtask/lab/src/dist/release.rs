@@ -1,5 +1,5 @@
-//! What goes with the images and charts of a release: the command line and what installs it, bills of materials, checksums and
-//! their signature.
+//! What goes with the images and charts of a release: the command line and what installs it, bills of materials,
+//! checksums and their signature.
 //!
 //! The same commit makes the same files, wherever and whenever it is built.
 
@@ -37,8 +37,8 @@ const SIGNED_FOR: &str = "weft-release";
 /// Shells, and the names of their scripts where distributions keep them.
 const COMPLETIONS: [(&str, &str); 3] = [("bash", "weft.bash"), ("zsh", "_weft"), ("fish", "weft.fish")];
 
-/// Writes for each shipped package which crates its programs are built from, with versions and licences, as CycloneDX 1.5. The
-/// C library and the other libraries of the images are not in it: the distribution's packages have their own.
+/// Writes for each shipped package which crates its programs are built from, with versions and licences, as CycloneDX
+/// 1.5. The C library and the other libraries of the images are not in it: the distribution's packages have their own.
 ///
 /// # Errors
 /// When the tool does not build or fails, or nothing says when the sources were written.
@@ -72,8 +72,8 @@ pub(super) fn bills_of_materials(workspace: &Workspace, dist: &Path) -> Result<V
     Ok(written)
 }
 
-/// Writes the archive of the command line, as the script that installs it expects it, and that script: programs below `bin`,
-/// and the completions and manual pages that `weft` itself prints.
+/// Writes the archive of the command line, as the script that installs it expects it, and that script: programs below
+/// `bin`, and the completions and manual pages that `weft` itself prints.
 ///
 /// # Errors
 /// When a program is missing or fails.

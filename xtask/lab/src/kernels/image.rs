@@ -1,4 +1,5 @@
-//! The initramfs: the agent, its test, `ip`, their libraries, a busybox, the module for veth, and a script that runs them.
+//! The initramfs: the agent, its test, `ip`, their libraries, a busybox, the module for veth, and a script that runs
+//! them.
 
 use std::{
     collections::BTreeSet,

@@ -1,8 +1,8 @@
 //! The control groups of one cluster: one directory in every hierarchy, and nothing outside it.
 //!
-//! Every process of a cluster is below them, in a group of its machine: the components in `components` and the pods where the
-//! kubelet puts them, so that the group determines which processes to end, without a list of process ids that could have
-//! been reused.
+//! Every process of a cluster is below them, in a group of its machine: the components in `components` and the pods
+//! where the kubelet puts them, so that the group determines which processes to end, without a list of process ids that
+//! could have been reused.
 
 use std::{
     fs, io,
