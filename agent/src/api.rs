@@ -19,7 +19,10 @@ use weft_proto::agent::{
     StatusRequest, StatusResponse, VerdictCount, WatchRequest, WithdrawRequest, WithdrawResponse, pods_server,
     status_server, trace_server,
 };
-use weft_runtime::telemetry::{self, Recent};
+use weft_runtime::{
+    error::chain,
+    telemetry::{self, Recent},
+};
 
 use crate::{
     cgroup::{self, AttachPoint},
@@ -31,7 +34,6 @@ use crate::{
         rules::{InvalidRule, PodName, Rules},
         sample::{Enrolled, Sample},
     },
-    error::chain,
     features::Feature,
     host,
     kubernetes::{Problem, Tracking, Trackings},

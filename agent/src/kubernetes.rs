@@ -30,7 +30,7 @@ use tokio::{
     time::Instant,
 };
 use weft_k8s_api::{inject::RedirectionDefaults, labels};
-use weft_runtime::readiness::Gate;
+use weft_runtime::{error::chain, readiness::Gate};
 
 use self::{
     locate::{LocateError, Locator, Sandbox},
@@ -50,7 +50,6 @@ use crate::{
         handle::Handle,
         rules::{PodName, Rules},
     },
-    error::chain,
 };
 
 /// Pods that are located concurrently.

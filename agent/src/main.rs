@@ -14,7 +14,6 @@ mod app;
 mod cgroup;
 mod connect;
 mod datapath;
-mod error;
 mod features;
 mod host;
 mod kubernetes;

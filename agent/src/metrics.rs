@@ -13,14 +13,12 @@ use prometheus_client::{
     registry::Registry,
 };
 use tokio::runtime;
+use weft_runtime::error::chain;
 
-use crate::{
-    datapath::{
-        DatapathError,
-        handle::Handle,
-        sample::{Enrolled, Sample},
-    },
-    error::chain,
+use crate::datapath::{
+    DatapathError,
+    handle::Handle,
+    sample::{Enrolled, Sample},
 };
 
 /// Maximum age of a sample: scrapes cost system calls for each pod.

@@ -24,17 +24,15 @@ use std::{
 };
 
 use weft_ebpf_abi::LAYOUT;
+use weft_runtime::error::chain;
 
-use crate::{
-    datapath::{
-        DatapathError,
-        bpf::{AttachType, Link},
-        handle::Handle,
-        lock::{Lock, LockError},
-        pins::{Pins, PinsError},
-        programs::{self, ProgramsError, REDIRECTING},
-    },
-    error::chain,
+use crate::datapath::{
+    DatapathError,
+    bpf::{AttachType, Link},
+    handle::Handle,
+    lock::{Lock, LockError},
+    pins::{Pins, PinsError},
+    programs::{self, ProgramsError, REDIRECTING},
 };
 
 /// Interval of checks of an older layout's pods.

@@ -21,6 +21,7 @@ use nix::{
     net::if_::InterfaceFlags,
     sched::{CloneFlags, setns},
 };
+use weft_runtime::error::chain;
 
 use crate::datapath::{
     cookies::{self, Cookies},
@@ -174,7 +175,7 @@ fn living_among(
                 cookies.insert(cookie);
             }
             Err(error) => {
-                tracing::debug!(error = crate::error::chain(&error), "a process's network namespace cannot be asked");
+                tracing::debug!(error = chain(&error), "a process's network namespace cannot be asked");
                 unknown.insert(inode);
             }
         }

@@ -20,6 +20,7 @@ use weft_ebpf_abi::{
     map,
     socket::{FLOWS_PER_CPU, MIN_FLOWS},
 };
+use weft_runtime::error::chain;
 
 use crate::{
     cgroup,
@@ -29,7 +30,6 @@ use crate::{
         pins::{Pins, PinsError},
         steering::{Spares, Steering, SteeringError},
     },
-    error::chain,
 };
 
 /// The object that `cargo xtask ebpf` built.

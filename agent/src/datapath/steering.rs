@@ -29,6 +29,7 @@ use aya::{
 };
 use aya_obj::generated::bpf_insn;
 use weft_ebpf_abi::{map, socket::Lookup};
+use weft_runtime::error::chain;
 
 use crate::datapath::{
     bpf::{self, instruction, load_map, load_value},
@@ -128,7 +129,7 @@ impl Spares {
             // Failure only costs priority.
             let _ = rustix::process::nice(19);
             if let Err(error) = refill(&steering, &sender) {
-                tracing::warn!(error = crate::error::chain(&error), "pods' programs are not loaded in advance");
+                tracing::warn!(error = chain(&error), "pods' programs are not loaded in advance");
             }
         })?;
         Ok(Self(receiver))

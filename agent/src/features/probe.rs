@@ -12,6 +12,7 @@ use std::{
 use aya::sys::{is_helper_supported, is_map_supported, is_program_supported};
 use nix::sched::{CloneFlags, unshare};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use weft_runtime::error::chain;
 
 use super::{Found, Probe};
 use crate::{
@@ -20,7 +21,7 @@ use crate::{
         bpf::{self, AttachType, Link},
         cookies::{self, Cookies},
     },
-    error, host,
+    host,
 };
 
 const JIT: &str = "/proc/sys/net/core/bpf_jit_enable";
@@ -57,8 +58,8 @@ fn present(there: bool) -> Found {
     if there { Found::Yes } else { Found::No }
 }
 
-fn judged<E: std::error::Error>(answer: Result<bool, E>) -> Found {
-    answer.map_or_else(|error| Found::Unknown(error::chain(&error)), present)
+fn judged<E: std::error::Error + 'static>(answer: Result<bool, E>) -> Found {
+    answer.map_or_else(|error| Found::Unknown(chain(&error)), present)
 }
 
 /// Classifies errors of system calls: those of older kernels, and those that are inconclusive.

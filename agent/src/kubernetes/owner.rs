@@ -19,9 +19,9 @@ use kube::{
     runtime::{WatchStreamExt, watcher::watch_object},
 };
 use tokio::{sync::watch, time::Instant};
+use weft_runtime::error::chain;
 
 use super::OwnPod;
-use crate::error::chain;
 
 /// How long a stopping agent waits for an answer. Kubernetes gives it 30 s in total.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -10,12 +10,13 @@ use kube::{
 };
 use tokio::sync::mpsc;
 use weft_k8s_api::labels;
+use weft_runtime::error::chain;
 
 use super::{
     Identity,
     plan::{EnrolmentEvent, Problem, Report},
 };
-use crate::{datapath::sample::Losses, error::chain};
+use crate::datapath::sample::Losses;
 
 /// The name under which the agent reports.
 const CONTROLLER: &str = "weft.io/agent";

@@ -3,11 +3,9 @@
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use weft_runtime::error::chain;
 
-use crate::{
-    datapath::{DatapathError, handle::Handle},
-    error::chain,
-};
+use crate::datapath::{DatapathError, handle::Handle};
 
 /// Interval of the collection. Only a pod whose sandbox was replaced waits for it: a dead namespace costs a map entry.
 const PERIOD: Duration = Duration::from_secs(5);

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::sync::Mutex;
-use weft_runtime::readiness::Gate;
+use weft_runtime::{error::chain, readiness::Gate};
 
 use crate::{
     datapath::{
@@ -12,7 +12,6 @@ use crate::{
         keep::{Found, KeepError},
         lock::Lock,
     },
-    error::chain,
     host,
 };
 
