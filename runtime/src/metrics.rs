@@ -6,11 +6,12 @@ mod process;
 
 use std::{
     fmt::Write as _,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
 
 pub use family::Family;
+use parking_lot::Mutex;
 use prometheus_client::{encoding::text::encode, metrics::gauge::Gauge, registry::Registry};
 
 /// Text formats of metrics.
@@ -64,7 +65,7 @@ impl Metrics {
 
     /// Registers families. Counters are given without `_total`: the encoder appends it.
     pub fn register<T>(&self, register: impl FnOnce(&mut Registry) -> T) -> T {
-        register(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner))
+        register(&mut self.registry.lock())
     }
 
     /// All metrics as text.
@@ -72,7 +73,7 @@ impl Metrics {
     pub fn encode(&self, format: Format) -> String {
         // The older format has no exemplars.
         let mut writer = exemplar::Writer::new(format == Format::OpenMetrics);
-        let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        let registry = self.registry.lock();
         encode(&mut writer, &registry).expect("writing to a string does not fail");
         match format {
             Format::OpenMetrics => writer.text,

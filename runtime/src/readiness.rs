@@ -3,7 +3,9 @@
 //! A component takes a gate by name at start and opens it when it can serve; `/ready` lists the gates that are still
 //! shut.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 /// The process's readiness. Clones share the gates.
 #[derive(Clone, Debug, Default)]
@@ -35,7 +37,7 @@ impl Readiness {
     /// Adds a gate, shut. Take all gates before the admin server starts, or the process is ready too early.
     #[must_use]
     pub fn gate(&self, name: &'static str) -> Gate {
-        let mut gates = self.lock();
+        let mut gates = self.gates.lock();
         gates.push(State { name, open: false, reason: None });
         Gate { readiness: self.clone(), index: gates.len() - 1 }
     }
@@ -43,7 +45,7 @@ impl Readiness {
     /// The names of the gates that are shut; empty means ready.
     #[must_use]
     pub fn pending(&self) -> Vec<&'static str> {
-        self.lock().iter().filter(|gate| !gate.open).map(|gate| gate.name).collect()
+        self.gates.lock().iter().filter(|gate| !gate.open).map(|gate| gate.name).collect()
     }
 
     /// The gates that are shut, each with its component's reason; empty means ready.
@@ -53,12 +55,7 @@ impl Readiness {
             Some(reason) => format!("{}: {reason}", gate.name),
             None => gate.name.to_owned(),
         };
-        self.lock().iter().filter(|gate| !gate.open).map(reason).collect()
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<State>> {
-        // A panic cannot leave the list half changed.
-        self.gates.lock().unwrap_or_else(PoisonError::into_inner)
+        self.gates.lock().iter().filter(|gate| !gate.open).map(reason).collect()
     }
 }
 
@@ -75,11 +72,11 @@ impl Gate {
 
     /// Sets the reason why the component cannot serve, for `/ready`. Opening the gate clears it.
     pub fn explain(&self, reason: impl Into<String>) {
-        self.readiness.lock()[self.index].reason = Some(reason.into());
+        self.readiness.gates.lock()[self.index].reason = Some(reason.into());
     }
 
     fn set(&self, open: bool) {
-        let gate = &mut self.readiness.lock()[self.index];
+        let gate = &mut self.readiness.gates.lock()[self.index];
         gate.open = open;
         if open {
             gate.reason = None;

@@ -15,13 +15,14 @@ use std::{
     collections::{BTreeMap, HashMap, HashSet},
     net::IpAddr,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::{Context, Poll},
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio::{
     sync::Notify,
     time::{Instant, sleep},
@@ -42,7 +43,7 @@ const TICK: Duration = Duration::from_millis(10);
 pub(super) struct Connections {
     limits: Limits,
     table: Mutex<Table>,
-    gate: parking_lot::Mutex<Gate>,
+    gate: Mutex<Gate>,
 }
 
 #[derive(Debug, Default)]
@@ -143,7 +144,7 @@ pub(super) struct Exchange {
     excess: bool,
     /// Whether the answer is something else than an error of the client's.
     useful: AtomicBool,
-    stage: parking_lot::Mutex<Stage>,
+    stage: Mutex<Stage>,
 }
 
 /// What a request waits for.
@@ -161,12 +162,12 @@ enum Stage {
 
 impl Connections {
     pub(super) fn new(limits: Limits) -> Self {
-        Self { limits, table: Mutex::default(), gate: parking_lot::Mutex::new(Gate::new(limits.waiting)) }
+        Self { limits, table: Mutex::default(), gate: Mutex::new(Gate::new(limits.waiting)) }
     }
 
     /// Admits a connection, in another's place if there are too many; `None` if all others are being answered.
     pub(super) fn admit(self: &Arc<Self>, source: Source) -> Option<Connection> {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         if !source.local && table.connections_of(source.addr) >= self.limits.source_connections {
             let victim = table.spare_of(source.addr)?;
             table.evict(victim);
@@ -197,14 +198,10 @@ impl Connections {
 
     /// Closes the least useful connection, if there is one: the process is out of file descriptors.
     pub(super) fn evict_one(&self) {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         if let Some(victim) = table.victim(None) {
             table.evict(victim);
         }
-    }
-
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -304,7 +301,7 @@ impl Connection {
     pub(super) async fn overdue(&self) -> Overdue {
         let Handle { connections, id, signals, clock, .. } = &*self.0;
         loop {
-            let due = match connections.table().open.get(id) {
+            let due = match connections.table.lock().open.get(id) {
                 Some(entry) => entry.due(&connections.limits, clock.elapsed()),
                 None => return Overdue::Evicted,
             };
@@ -331,7 +328,8 @@ impl Connection {
         let Handle { connections, id, signals, .. } = &*self.0;
         loop {
             let quiet = connections
-                .table()
+                .table
+                .lock()
                 .open
                 .get(id)
                 .is_none_or(|entry| entry.receiving.is_empty() && entry.answering.is_empty());
@@ -346,7 +344,7 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         let Handle { connections, id, member, .. } = &*self.0;
-        connections.table().remove(*id);
+        connections.table.lock().remove(*id);
         let granted = connections.gate.lock().ended(*member, *id);
         granted.wake();
     }
@@ -383,7 +381,7 @@ impl Handle {
 
     /// Starts a request.
     pub(super) fn begin(self: &Arc<Self>) -> Exchange {
-        let mut guard = self.connections.table();
+        let mut guard = self.connections.table.lock();
         let table = &mut *guard;
         table.next += 1;
         let id = table.next;
@@ -399,7 +397,7 @@ impl Handle {
         self.signals.changed.notify_one();
         self.clock.request_arrived();
         self.connections.gate.lock().waits(self.member);
-        let stage = parking_lot::Mutex::new(Stage::Untaken);
+        let stage = Mutex::new(Stage::Untaken);
         let (held, useful) = (AtomicUsize::new(0), AtomicBool::new(false));
         Exchange { handle: self.clone(), id, held, excess, useful, stage }
     }
@@ -415,7 +413,7 @@ impl Exchange {
     /// much.
     pub(super) fn receive(&self, bytes: usize) -> bool {
         let Handle { connections, id, .. } = &*self.handle;
-        let mut table = connections.table();
+        let mut table = connections.table.lock();
         let Some(entry) = table.open.get_mut(id) else { return false };
         entry.held += bytes;
         self.held.fetch_add(bytes, Ordering::Relaxed);
@@ -479,7 +477,7 @@ impl Exchange {
     /// Records that the body has ended.
     pub(super) fn received(&self) {
         self.enter(Stage::Received);
-        let mut table = self.handle.connections.table();
+        let mut table = self.handle.connections.table.lock();
         let Some(entry) = table.open.get_mut(&self.handle.id) else { return };
         if let Some(begun) = entry.receiving.remove(&self.id) {
             entry.answering.insert(self.id, begun.at);
@@ -491,7 +489,7 @@ impl Exchange {
     /// Releases the body's bytes.
     fn release(&self) {
         let bytes = self.held.swap(0, Ordering::Relaxed);
-        let mut table = self.handle.connections.table();
+        let mut table = self.handle.connections.table.lock();
         if let Some(entry) = table.open.get_mut(&self.handle.id) {
             entry.held -= bytes;
             table.held -= bytes;
@@ -502,7 +500,7 @@ impl Exchange {
 impl Drop for Exchange {
     fn drop(&mut self) {
         self.answered();
-        let mut guard = self.handle.connections.table();
+        let mut guard = self.handle.connections.table.lock();
         let table = &mut *guard;
         if let Some(entry) = table.open.get_mut(&self.handle.id) {
             let (received, answered) = (entry.receiving.remove(&self.id), entry.answering.remove(&self.id));

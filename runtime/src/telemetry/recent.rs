@@ -1,11 +1,8 @@
 //! The latest warnings and errors that this process logged, for its status. Bounded; repeats are counted.
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex, PoisonError},
-    time::SystemTime,
-};
+use std::{collections::VecDeque, sync::Arc, time::SystemTime};
 
+use parking_lot::Mutex;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::{
     Layer,
@@ -40,11 +37,11 @@ impl Recent {
     /// At most 16, the oldest first.
     #[must_use]
     pub fn lines(&self) -> Vec<Line> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        self.0.lock().iter().cloned().collect()
     }
 
     fn keep(&self, level: Level, text: String) {
-        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = self.0.lock();
         let before = lines.iter().position(|line| line.text == text && line.level == level);
         let times = before.and_then(|at| lines.remove(at)).map_or(0, |line| line.times);
         if lines.len() == KEPT {

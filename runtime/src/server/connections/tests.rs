@@ -16,7 +16,7 @@ fn full_at(connections: usize) -> Arc<Connections> {
 }
 
 fn is_open(connection: &Connection) -> bool {
-    connection.0.connections.table().open.contains_key(&connection.0.id)
+    connection.0.connections.table.lock().open.contains_key(&connection.0.id)
 }
 
 fn served(connection: &Connection) {
@@ -114,7 +114,7 @@ async fn requests_of_a_source_are_bounded_over_its_connections_and_free_when_the
     drop(two);
     assert!(!one.handle().begin().is_excess());
     drop((second, fourth, one));
-    assert!(connections.table().sources.is_empty());
+    assert!(connections.table.lock().sources.is_empty());
     let sidecar = connections.admit(Source { local: true, ..ATTACKER }).unwrap();
     let many: Vec<_> = (0..9).map(|_| sidecar.handle().begin()).collect();
     assert!(many.iter().all(|exchange| !exchange.is_excess()));
@@ -128,9 +128,9 @@ async fn connections_in_use_go_only_when_their_source_has_more_than_its_share() 
     exchanges.iter().for_each(Exchange::received);
     assert!(connections.admit(ATTACKER).is_none(), "more than its share");
     let replacement = connections.admit(API_SERVER).unwrap();
-    assert!(is_open(&replacement) && connections.table().open.len() == 4);
+    assert!(is_open(&replacement) && connections.table.lock().open.len() == 4);
     drop((replacement, exchanges, flood));
-    assert!(connections.table().open.is_empty() && connections.table().sources.is_empty());
+    assert!(connections.table.lock().open.is_empty() && connections.table.lock().sources.is_empty());
 }
 
 #[tokio::test]
@@ -142,9 +142,9 @@ async fn the_connection_that_holds_most_bytes_goes() {
     assert!(small.receive(1), "the other one held more");
     assert!(!is_open(&greedy) && !large.receive(1));
     small.answered();
-    assert_eq!(connections.table().held, 0);
+    assert_eq!(connections.table.lock().held, 0);
     assert!(!small.receive(101), "no other connection holds bytes");
-    assert!(connections.table().open.is_empty());
+    assert!(connections.table.lock().open.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
