@@ -27,11 +27,57 @@ pub(crate) enum Side<'a> {
     Clients,
 }
 
+impl Side<'_> {
+    /// The row that a series of this proxy belongs to; `own` is the row of the proxy's pod.
+    fn row_of(
+        self,
+        target: &Target,
+        known: &Pods,
+        state: &ProxyState,
+        own: Option<&Key>,
+        series: &Series,
+    ) -> Option<Key> {
+        match self {
+            Self::Server if !is_inbound(series) => None,
+            Self::Server if target.kind == Kind::Authority => {
+                target.authority(&state.pod.namespace, series.label(Name::Authority))
+            }
+            Self::Server => own.cloned(),
+            _ if !is_outbound(series) => None,
+            Self::To(to) => to.row_of_destination(series, known).and(own.cloned()),
+            Self::From(_) | Self::Clients => target.row_of_destination(series, known),
+        }
+    }
+}
+
 #[derive(Default)]
 struct Row {
     pods: PodCounts,
     http: Requests,
     tcp: Connections,
+}
+
+impl Row {
+    fn asked(&mut self, span: Span) {
+        self.http.asked(span);
+        self.tcp.asked(span);
+    }
+
+    /// Adds what a series of this proxy has counted.
+    fn add(&mut self, state: &ProxyState, series: &Series, counted: &Counted, span: Span) {
+        self.http.asked(span);
+        match series.family {
+            Family::Responses => self.http.add(series, counted),
+            Family::Latency => self.http.add_latency(series, counted),
+            _ => {
+                self.tcp.asked(span);
+                // A proxy that does not answer has no connections that anybody knows of.
+                if series.family != Family::Open || state.error.is_none() {
+                    self.tcp.add(series, counted);
+                }
+            }
+        }
+    }
 }
 
 pub(crate) fn stat(
@@ -58,9 +104,7 @@ pub(crate) fn stat(
     let mut clients: Option<Span> = None;
     let mut add = |own: Option<Key>, state: &ProxyState, span: Span| {
         if let Some(key) = &own {
-            let row = found.entry(key.clone()).or_default();
-            row.http.asked(span);
-            row.tcp.asked(span);
+            found.entry(key.clone()).or_default().asked(span);
         } else if clients.is_none_or(|known| known.length < span.length) {
             clients = Some(span);
         }
@@ -71,43 +115,15 @@ pub(crate) fn stat(
             ) {
                 return;
             }
-            let key = match side {
-                Side::Server if !is_inbound(series) => None,
-                Side::Server if target.kind == Kind::Authority => {
-                    target.authority(&state.pod.namespace, series.label(Name::Authority))
-                }
-                Side::Server => own.clone(),
-                _ if !is_outbound(series) => None,
-                Side::To(to) => to.row_of_destination(series, known).and(own.clone()),
-                Side::From(_) | Side::Clients => target.row_of_destination(series, known),
-            };
-            let Some(key) = key else { return };
-            let row = found.entry(key).or_default();
-            match series.family {
-                Family::Responses => {
-                    row.http.asked(span);
-                    row.http.add(series, &counted);
-                }
-                Family::Latency => {
-                    row.http.asked(span);
-                    row.http.add_latency(series, &counted);
-                }
-                _ => {
-                    row.http.asked(span);
-                    row.tcp.asked(span);
-                    // A proxy that does not answer has no connections that anybody knows of.
-                    if series.family != Family::Open || state.error.is_none() {
-                        row.tcp.add(series, &counted);
-                    }
-                }
+            if let Some(key) = side.row_of(target, known, state, own.as_ref(), series) {
+                found.entry(key).or_default().add(state, series, &counted, span);
             }
         });
     };
     reading.proxies(of_pod, &mut add);
     // What no client sent anything to was seen too.
     for (row, span) in found.values_mut().zip(std::iter::repeat(clients)).filter_map(|(row, span)| Some((row, span?))) {
-        row.http.asked(span);
-        row.tcp.asked(span);
+        row.asked(span);
     }
     let coverage = reading.end();
     let interner = interner.lock();
