@@ -99,55 +99,39 @@ macro_rules! read_distribution {
     }};
 }
 
-fn read_http(
-    messages: Vec<outbound::HttpRoute>,
-    accrual: Option<Arc<Accrual>>,
-    expressions: &mut Expressions,
-) -> Result<HttpRoutes, PolicyError> {
-    let mut routes = Vec::with_capacity(messages.len());
-    for message in messages {
-        let meta = read_meta(message.metadata);
-        let mut rules = Vec::with_capacity(message.rules.len());
-        for rule in message.rules {
-            let filters = rule.filters.into_iter().map(read_http_filter).collect::<Result<_, _>>()?;
-            let backends = read_distribution!(http_route, rule.backends, read_http_filter, accrual.as_ref());
-            #[expect(deprecated, reason = "older controllers send the response's timeout here alone")]
-            let timeouts = read_timeouts(rule.timeouts, rule.request_timeout)?;
-            let retry = rule.retry.map(read_http_retry).transpose()?.map(Arc::new);
-            let terms =
-                Terms { timeouts, retry, allow_headers: rule.allow_l5d_request_headers, classes: Classes::default() };
-            let action = Action { meta: meta.clone(), is_grpc: false, filters, backends, terms, profile: None };
-            rules.push(routes::http_rule(rule.matches, action, expressions)?);
+/// Defines `$name`, which parses the routes of the module `$module`: its `$filter`, `$retry` and `$rule` parse their parts.
+macro_rules! define_read_routes {
+    ($name:ident, $message:ident, $module:ident, $filter:ident, $retry:ident, $rule:ident, $is_grpc:literal) => {
+        fn $name(
+            messages: Vec<outbound::$message>,
+            accrual: Option<Arc<Accrual>>,
+            expressions: &mut Expressions,
+        ) -> Result<HttpRoutes, PolicyError> {
+            let mut routes = Vec::with_capacity(messages.len());
+            for message in messages {
+                let meta = read_meta(message.metadata);
+                let mut rules = Vec::with_capacity(message.rules.len());
+                for rule in message.rules {
+                    let filters = rule.filters.into_iter().map($filter).collect::<Result<_, _>>()?;
+                    let backends = read_distribution!($module, rule.backends, $filter, accrual.as_ref());
+                    #[expect(deprecated, reason = "older controllers send the response's timeout here alone")]
+                    let timeouts = read_timeouts(rule.timeouts, rule.request_timeout)?;
+                    let retry = rule.retry.map($retry).transpose()?.map(Arc::new);
+                    let allow_headers = rule.allow_l5d_request_headers;
+                    let terms = Terms { timeouts, retry, allow_headers, classes: Classes::default() };
+                    let meta = meta.clone();
+                    let action = Action { meta, is_grpc: $is_grpc, filters, backends, terms, profile: None };
+                    rules.push(routes::$rule(rule.matches, action, expressions)?);
+                }
+                routes.push(Route { hosts: routes::hosts(message.hosts)?, rules });
+            }
+            Ok(HttpRoutes::Policy(routes.into()))
         }
-        routes.push(Route { hosts: routes::hosts(message.hosts)?, rules });
-    }
-    Ok(HttpRoutes::Policy(routes.into()))
+    };
 }
 
-fn read_grpc(
-    messages: Vec<outbound::GrpcRoute>,
-    accrual: Option<Arc<Accrual>>,
-    expressions: &mut Expressions,
-) -> Result<HttpRoutes, PolicyError> {
-    let mut routes = Vec::with_capacity(messages.len());
-    for message in messages {
-        let meta = read_meta(message.metadata);
-        let mut rules = Vec::with_capacity(message.rules.len());
-        for rule in message.rules {
-            let filters = rule.filters.into_iter().map(read_grpc_filter).collect::<Result<_, _>>()?;
-            let backends = read_distribution!(grpc_route, rule.backends, read_grpc_filter, accrual.as_ref());
-            #[expect(deprecated, reason = "older controllers send the response's timeout here alone")]
-            let timeouts = read_timeouts(rule.timeouts, rule.request_timeout)?;
-            let retry = rule.retry.map(read_grpc_retry).transpose()?.map(Arc::new);
-            let terms =
-                Terms { timeouts, retry, allow_headers: rule.allow_l5d_request_headers, classes: Classes::default() };
-            let action = Action { meta: meta.clone(), is_grpc: true, filters, backends, terms, profile: None };
-            rules.push(routes::grpc_rule(rule.matches, action, expressions)?);
-        }
-        routes.push(Route { hosts: routes::hosts(message.hosts)?, rules });
-    }
-    Ok(HttpRoutes::Policy(routes.into()))
-}
+define_read_routes!(read_http, HttpRoute, http_route, read_http_filter, read_http_retry, http_rule, false);
+define_read_routes!(read_grpc, GrpcRoute, grpc_route, read_grpc_filter, read_grpc_retry, grpc_rule, true);
 
 /// Parses the rules of an opaque or TLS route: all have the same action, so each becomes a route.
 macro_rules! read_connection_rules {
