@@ -17,6 +17,7 @@ use tokio::{
 };
 use weft_runtime::{
     drain::Drain,
+    error::chain,
     files,
     metrics::Metrics,
     readiness::{Gate, Readiness},
@@ -81,7 +82,7 @@ pub(crate) fn run(config: Config, unknown: &[String]) -> anyhow::Result<()> {
     weft_tls::install_crypto_provider();
     let format = if config.log_json { LogFormat::Json } else { LogFormat::Plain };
     let log = telemetry::init_proxy(&config.log, format)
-        .map_err(|error| UnusableSetting { variable: "LINKERD2_PROXY_LOG", reason: identity::with_sources(&error) })?;
+        .map_err(|error| UnusableSetting { variable: "LINKERD2_PROXY_LOG", reason: chain(&error) })?;
     if !unknown.is_empty() {
         let variables = unknown.join(", ");
         tracing::warn!(variables, "neither this proxy nor linkerd2-proxy has these settings: are they misspelt?");

@@ -34,6 +34,7 @@ use weft_tls::{anchors::TrustAnchors, credentials::Credentials};
 use crate::{
     config::{ControlAddr, StreamLimits},
     dns::{Dns, ResolveError},
+    pauses::Pauses,
 };
 
 use connect::Connector;
@@ -42,9 +43,6 @@ use exchange::Exchange;
 pub(crate) use exchange::ResponseBody;
 use metrics::ServiceMetrics;
 use replicas::Replicas;
-
-/// First and longest pause between attempts: Linkerd's for control-plane clients.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 
 type Credentialed = watch::Receiver<Option<Arc<Credentials>>>;
 
@@ -128,33 +126,54 @@ impl ControlClient {
         Self::measured(addr, trust, dns, limits, metrics)
     }
 
-    /// Opens a stream within the limits of the settings.
-    ///
-    /// # Errors
-    /// The controller's status, or a deadline that passed before the stream's head arrived.
-    pub(crate) async fn open<T>(
+    /// Opens a stream and takes its messages until it ends, within the limits of the settings. After a message,
+    /// `pauses` start anew. Returns why it ended: the controller's status, `Unavailable` if the controller ended it, or
+    /// `DeadlineExceeded` of this side.
+    pub(crate) async fn read<T>(
         &self,
-        asked: impl Future<Output = Result<tonic::Response<Streaming<T>>, Status>>,
+        opening: impl Future<Output = Result<tonic::Response<Streaming<T>>, Status>>,
+        pauses: &mut Pauses,
+        mut on_message: impl FnMut(T),
+    ) -> Status {
+        let mut messages = match self.open(opening).await {
+            Ok(messages) => messages,
+            Err(status) => return status,
+        };
+        loop {
+            match messages.next().await {
+                Ok(Some(message)) => {
+                    pauses.reset();
+                    on_message(message);
+                }
+                Ok(None) => return Status::unavailable("the stream ended"),
+                Err(status) => return status,
+            }
+        }
+    }
+
+    async fn open<T>(
+        &self,
+        opening: impl Future<Output = Result<tonic::Response<Streaming<T>>, Status>>,
     ) -> Result<Messages<T>, Status> {
         let StreamLimits { initial, idle, lifetime, .. } = self.inner.limits;
         let opened = Instant::now();
         let initial = initial.map(|initial| opened + initial);
         // So that streams that many proxies opened together do not end together.
         let end = lifetime.map(|lifetime| opened + lifetime.mul_f64(rand::rng().random_range(0.8..=1.0)));
-        let stream = within(initial, asked).await?.into_inner();
+        let stream = within(initial, opening).await?.into_inner();
         Ok(Messages { stream, silence: initial, idle, end })
     }
 
-    /// Waits before a failed request is repeated: for the next pause, or until the service has other replicas, which may
-    /// answer.
-    pub(crate) async fn pause(&self, backoff: &mut Backoff) {
+    /// Waits before a failed request is repeated: for the next pause, or until the service has other replicas, which
+    /// may answer.
+    pub(crate) async fn pause(&self, pauses: &mut Pauses) {
         let replicas = &self.inner.replicas;
         let set = replicas.known();
         tokio::select! {
-            () = backoff.pause() => {}
+            () = pauses.wait() => {}
             _ = replicas.replaced(&set) => {
-                backoff.reset();
-                backoff.pause().await;
+                pauses.reset();
+                pauses.wait().await;
             }
         }
     }
@@ -222,7 +241,7 @@ impl Inner {
 }
 
 /// A stream of the control plane that ends when it is silent or open for too long, so that it is opened again.
-pub(crate) struct Messages<T> {
+struct Messages<T> {
     stream: Streaming<T>,
     /// Deadline for the next message.
     silence: Option<Instant>,
@@ -235,7 +254,7 @@ impl<T> Messages<T> {
     ///
     /// # Errors
     /// The controller's status, or `DeadlineExceeded` of this side.
-    pub(crate) async fn next(&mut self) -> Result<Option<T>, Status> {
+    async fn next(&mut self) -> Result<Option<T>, Status> {
         let until = self.silence.into_iter().chain(self.end).min();
         let message = within(until, self.stream.message()).await?;
         self.silence = self.idle.map(|idle| Instant::now() + idle);
@@ -264,44 +283,6 @@ impl tower::Service<http::Request<tonic::body::Body>> for ControlClient {
     fn call(&mut self, request: http::Request<tonic::body::Body>) -> Self::Future {
         let inner = Arc::clone(&self.inner);
         Box::pin(async move { inner.send(request).await })
-    }
-}
-
-/// Pauses between attempts that double up to a limit, each of them between half of that and the whole, so that proxies do
-/// not return all at once.
-#[derive(Debug)]
-pub(crate) struct Backoff {
-    first: Duration,
-    longest: Duration,
-    next: Duration,
-}
-
-impl Backoff {
-    /// From 100 ms to 10 s.
-    pub(crate) fn new() -> Self {
-        Self::between(BACKOFF.0, BACKOFF.1)
-    }
-
-    /// Starts with the pause `first`.
-    pub(crate) fn between(first: Duration, longest: Duration) -> Self {
-        Self { first, longest, next: first }
-    }
-
-    /// Starts anew after a success.
-    pub(crate) fn reset(&mut self) {
-        self.next = self.first;
-    }
-
-    /// The next pause.
-    pub(crate) fn next(&mut self) -> Duration {
-        let pause = self.next.mul_f64(rand::rng().random_range(0.5..=1.0));
-        self.next = (self.next * 2).min(self.longest);
-        pause
-    }
-
-    /// Waits for the next pause.
-    pub(crate) async fn pause(&mut self) {
-        tokio::time::sleep(self.next()).await;
     }
 }
 

@@ -12,6 +12,7 @@
 mod spire;
 
 use std::{
+    error::Error,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -25,6 +26,7 @@ use rand::RngExt as _;
 use tokio::{sync::watch, time::Instant};
 use weft_proto::linkerd::identity::{CertifyRequest, identity_client::IdentityClient};
 use weft_runtime::{
+    error::chain,
     metrics::{Family, Metrics},
     readiness::Gate,
 };
@@ -37,7 +39,8 @@ use weft_tls::{
 
 use crate::{
     config::{ControlAddr, ControllerIdentity, IdentityConfig, IdentitySource, UnusableSetting},
-    control::{Backoff, ControlClient},
+    control::ControlClient,
+    pauses::Pauses,
 };
 
 /// The fraction of a certificate's remaining lifetime after which it is renewed: Linkerd's.
@@ -149,8 +152,7 @@ impl Bootstrap {
     /// # Errors
     /// The setting whose content cannot be used.
     pub(crate) fn read(config: &IdentityConfig) -> Result<Self, UnusableSetting> {
-        let unusable =
-            |variable, error: &dyn std::error::Error| UnusableSetting { variable, reason: with_sources(error) };
+        let unusable = |variable, error: &(dyn Error + 'static)| UnusableSetting { variable, reason: chain(error) };
         let anchors = TrustAnchors::from_pem(&config.trust_anchors)
             .map_err(|error| unusable("LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", &error))?;
         let source = match &config.source {
@@ -232,9 +234,9 @@ impl Publisher {
     }
 
     /// Reports that there is no new certificate, and what that means by now.
-    fn failed(&self, error: &dyn std::error::Error) {
+    fn failed(&self, error: &(dyn Error + 'static)) {
         self.metrics.refreshes.get_or_create(&[("result", "error")]).inc();
-        let error = with_sources(error);
+        let error = chain(error);
         if self.has_expired() {
             tracing::error!(error, server.id = %self.name, "the certificate has expired, so that peers refuse this proxy, and it cannot be renewed");
         } else {
@@ -265,20 +267,20 @@ impl Publisher {
 
 impl Certifier {
     async fn certify_forever(self) -> anyhow::Result<()> {
-        let mut backoff = Backoff::new();
+        let mut pauses = Pauses::new();
         loop {
             match self.certify().await {
                 Ok(credentials) => {
                     let expiry = credentials.expiry();
                     self.publisher.publish(credentials);
-                    backoff.reset();
+                    pauses.reset();
                     let spread = rand::rng().random_range(1.0 - REFRESH_SPREAD..=1.0);
                     let pause = refresh_after(expiry, SystemTime::now(), &self.requester.config, spread);
                     wait(pause).await;
                 }
                 Err(error) => {
                     self.publisher.failed(&error);
-                    self.client.pause(&mut backoff).await;
+                    self.client.pause(&mut pauses).await;
                 }
             }
         }
@@ -338,27 +340,11 @@ fn unix_seconds(time: SystemTime) -> i64 {
     i64::try_from(seconds).unwrap_or(i64::MAX)
 }
 
-/// An error and what led to it.
-pub(crate) fn with_sources(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        let message = error.to_string();
-        // Some errors repeat their source's message.
-        if !text.ends_with(&message) {
-            text.push_str(": ");
-            text.push_str(&message);
-        }
-        source = error.source();
-    }
-    text
-}
-
 impl From<tonic::Status> for CertifyError {
     fn from(status: tonic::Status) -> Self {
         // A status that this side created has the failure as its source, whose text is more specific.
-        let reason = match std::error::Error::source(&status) {
-            Some(source) => with_sources(source),
+        let reason = match status.source() {
+            Some(source) => chain(source),
             None => status.message().to_owned(),
         };
         Self::Certify { code: status.code(), reason }

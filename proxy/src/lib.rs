@@ -27,6 +27,7 @@ mod metrics;
 mod orig_dst;
 mod outbound;
 mod policy;
+mod pauses;
 mod request;
 mod route;
 mod shared;

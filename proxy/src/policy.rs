@@ -31,7 +31,8 @@ use weft_tls::credentials::Credentials;
 
 use crate::{
     config::{Config, Unanswered},
-    control::{Backoff, ControlClient},
+    control::ControlClient,
+    pauses::Pauses,
     shared::Shared,
 };
 
@@ -220,38 +221,23 @@ impl Inner {
 
     async fn follow(&self, port: &Port) {
         let mut client = InboundServerPoliciesClient::new(self.client.clone());
-        let mut backoff = Backoff::new();
+        let mut pauses = Pauses::new();
         loop {
             let spec = PortSpec { workload: self.config.policy.workload.clone(), port: port.number.into() };
-            let ended = match self.client.open(client.watch_port(spec)).await {
-                Ok(mut stream) => loop {
-                    match stream.next().await {
-                        Ok(Some(message)) => {
-                            backoff.reset();
-                            self.publish(port, message);
-                        }
-                        Ok(None) => break None,
-                        Err(status) => break Some(status),
-                    }
-                },
-                Err(status) => Some(status),
-            };
-            match ended {
+            let on_message = |message| self.publish(port, message);
+            let status = self.client.read(client.watch_port(spec), &mut pauses, on_message).await;
+            match status.code() {
                 // The controller has refused the request itself; repeating it changes nothing (Linkerd's rule).
-                Some(status) if matches!(status.code(), Code::InvalidArgument | Code::FailedPrecondition) => {
+                Code::InvalidArgument | Code::FailedPrecondition => {
                     tracing::warn!(port = port.number, %status, "policy controller refuses to answer for this port, keeping its policy");
                     port.answer();
                     return std::future::pending().await;
                 }
-                Some(status) => {
-                    tracing::debug!(port = port.number, %status, "policy stream failed, keeping the last policy");
-                    if status.code() == Code::Unimplemented {
-                        port.answer();
-                    }
-                }
-                None => tracing::debug!(port = port.number, "policy stream ended, keeping the last policy"),
+                Code::Unimplemented => port.answer(),
+                _ => {}
             }
-            self.client.pause(&mut backoff).await;
+            tracing::debug!(port = port.number, %status, "policy stream ended, keeping the last policy");
+            self.client.pause(&mut pauses).await;
         }
     }
 

@@ -18,11 +18,13 @@ use tokio::{
 };
 
 use super::{
-    Backoff,
     connect::{Connector, Sender, Tls},
     metrics::ServiceMetrics,
 };
-use crate::dns::{Dns, ResolveError};
+use crate::{
+    dns::{Dns, ResolveError},
+    pauses::Pauses,
+};
 
 /// The shortest time between two resolutions: a record with a TTL of 0 is not resolved for each request, nor a service
 /// that has no ready replica.
@@ -58,7 +60,7 @@ struct Lookup {
     /// When the answer is out of date; `None` means never.
     valid_until: Option<Instant>,
     /// Times between resolutions while all replicas have failed.
-    outage: Backoff,
+    outage: Pauses,
 }
 
 /// One replica.
@@ -78,7 +80,7 @@ struct Link {
 }
 
 struct Rest {
-    backoff: Backoff,
+    pauses: Pauses,
     until: Option<Instant>,
 }
 
@@ -207,7 +209,7 @@ pub(super) fn pick(set: &Set, tried: &[SocketAddr]) -> Option<Picked> {
 
 impl Lookup {
     fn new(now: Instant) -> Self {
-        Self { soonest: now, valid_until: Some(now), outage: Backoff::between(OUTAGE.0, OUTAGE.1) }
+        Self { soonest: now, valid_until: Some(now), outage: Pauses::between(OUTAGE.0, OUTAGE.1) }
     }
 
     /// DNS has answered, or failed to. `failed` says that no replica answers and DNS knows no other.
@@ -229,7 +231,7 @@ impl Replica {
             addr,
             open: AtomicUsize::new(0),
             link: AsyncMutex::default(),
-            rest: Mutex::new(Rest { backoff: Backoff::between(REST.0, REST.1), until: None }),
+            rest: Mutex::new(Rest { pauses: Pauses::between(REST.0, REST.1), until: None }),
         })
     }
 
@@ -258,14 +260,14 @@ impl Replica {
         let now = Instant::now();
         // Requests that fail together are one failure.
         if rest.until.is_none_or(|until| until <= now) {
-            rest.until = Some(now + rest.backoff.next());
+            rest.until = Some(now + rest.pauses.next());
         }
     }
 
     /// It has answered.
     pub(super) fn succeeded(&self) {
         let mut rest = self.rest.lock();
-        rest.backoff.reset();
+        rest.pauses.reset();
         rest.until = None;
     }
 

@@ -247,15 +247,12 @@ async fn streams_that_are_silent_or_too_old_are_given_up() {
         world.publish(60, &[&replica]);
         let mut client = InboundServerPoliciesClient::new(world.client.clone());
         let received = AtomicUsize::new(0);
-        let followed = async {
-            let mut stream = world.client.open(client.watch_port(PortSpec::default())).await?;
-            while stream.next().await?.is_some() {
-                received.fetch_add(1, Ordering::Relaxed);
-            }
-            Ok::<_, Status>(())
-        };
+        let mut pauses = Pauses::new();
+        let followed = world.client.read(client.watch_port(PortSpec::default()), &mut pauses, |_| {
+            received.fetch_add(1, Ordering::Relaxed);
+        });
         let ended = tokio::time::timeout(DEADLINE, followed).await.expect("the stream is given up");
-        assert_eq!(ended.unwrap_err().code(), tonic::Code::DeadlineExceeded, "{limits:?}");
+        assert_eq!(ended.code(), tonic::Code::DeadlineExceeded, "{limits:?}");
         // A stream may be too old before its first message on a busy machine; an idle one is not idle before it.
         let received = received.into_inner();
         assert!(received == messages || limits.lifetime.is_some(), "{limits:?}: {received}");
@@ -360,8 +357,9 @@ async fn a_replica_that_is_replaced_keeps_no_request_whatever_its_ttl() {
     successors[0].kill().await;
     world.send().await.err().expect("the successor is gone, too");
     world.publish(3600, &[&successors[1]]);
-    let mut backoff = Backoff { first: BACKOFF.0, longest: DEADLINE * 10, next: DEADLINE * 10 };
-    tokio::time::timeout(DEADLINE, client.pause(&mut backoff)).await.expect("the pause ends");
+    let mut pauses = Pauses::between(Duration::from_millis(100), DEADLINE * 10);
+    while pauses.next() < DEADLINE * 2 {}
+    tokio::time::timeout(DEADLINE, client.pause(&mut pauses)).await.expect("the pause ends");
     let _stream = world.send().await.unwrap();
     assert_eq!(successors[1].asked(), 1);
 }
@@ -375,23 +373,4 @@ async fn requests_that_wait_for_the_same_connection_share_its_failure() {
     let requests = (0..20).map(|_| world.send());
     let answers = futures::future::join_all(requests).await;
     assert!(answers.iter().all(|answer| matches!(answer, Err(ControlError::Connect { .. }))));
-}
-
-#[tokio::test(start_paused = true)]
-async fn pauses_grow_to_their_limit_and_begin_anew() {
-    let mut backoff = Backoff::new();
-    for _ in 0..20 {
-        backoff.pause().await;
-    }
-    assert_eq!(backoff.next, BACKOFF.1);
-    backoff.reset();
-    assert_eq!(backoff.next, BACKOFF.0);
-}
-
-#[test]
-fn clients_that_fail_together_do_not_return_together() {
-    let pauses: Vec<Duration> = (0..1000).map(|_| Backoff::new().next()).collect();
-    let early = pauses.iter().filter(|pause| **pause < BACKOFF.0 * 3 / 4).count();
-    assert!((300..700).contains(&early), "{early}");
-    assert!(pauses.iter().all(|pause| BACKOFF.0 / 2 <= *pause && *pause <= BACKOFF.0));
 }

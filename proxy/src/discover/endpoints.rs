@@ -7,7 +7,7 @@ use tonic::Code;
 use weft_proto::linkerd::destination::{GetDestination, Update, destination_client::DestinationClient, update};
 
 use super::endpoint::EndpointInfo;
-use crate::control::{Backoff, ControlClient};
+use crate::{control::ControlClient, pauses::Pauses};
 
 /// Endpoints by address.
 pub(crate) type EndpointSet = BTreeMap<SocketAddr, Arc<EndpointInfo>>;
@@ -30,26 +30,15 @@ pub(super) async fn watch(
 ) {
     let request = GetDestination { scheme: String::new(), path, context_token };
     let mut asking = DestinationClient::new(client.clone());
-    let mut backoff = Backoff::new();
+    let mut pauses = Pauses::new();
     loop {
-        let status = match client.open(asking.get(request.clone())).await {
-            Err(status) => status,
-            Ok(mut stream) => {
-                // The old set stays until the new stream's first message, which contains all endpoints.
-                let mut set = EndpointSet::new();
-                loop {
-                    match stream.next().await {
-                        Ok(Some(message)) => {
-                            backoff.reset();
-                            apply(&mut set, message);
-                            state.send_replace(EndpointsState::Known(Arc::new(set.clone())));
-                        }
-                        Ok(None) => break tonic::Status::unavailable("the stream ended"),
-                        Err(status) => break status,
-                    }
-                }
-            }
+        // The old set stays until the new stream's first message, which contains all endpoints.
+        let mut set = EndpointSet::new();
+        let on_message = |message| {
+            apply(&mut set, message);
+            state.send_replace(EndpointsState::Known(Arc::new(set.clone())));
         };
+        let status = client.read(asking.get(request.clone()), &mut pauses, on_message).await;
         if matches!(status.code(), Code::InvalidArgument | Code::FailedPrecondition) {
             tracing::warn!(
                 path = request.path,
@@ -60,7 +49,7 @@ pub(super) async fn watch(
             return state.closed().await;
         }
         tracing::debug!(path = request.path, code = ?status.code(), error = status.message(), "endpoints stream ended, asking again");
-        client.pause(&mut backoff).await;
+        client.pause(&mut pauses).await;
     }
 }
 

@@ -7,12 +7,10 @@ use tonic::Code;
 use weft_proto::linkerd::outbound::{
     OutboundPolicy, TrafficSpec, outbound_policies_client::OutboundPoliciesClient, traffic_spec,
 };
+use weft_runtime::error::chain;
 
 use super::route::Policy;
-use crate::{
-    control::{Backoff, ControlClient},
-    destination::Destination,
-};
+use crate::{control::ControlClient, destination::Destination, pauses::Pauses};
 
 /// Deadline of detection before a connection fails anyway.
 const INVALID_DETECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -47,27 +45,18 @@ pub(super) async fn watch(
     };
     let request = TrafficSpec { source_workload, target: Some(target) };
     let mut asking = OutboundPoliciesClient::new(client.clone());
-    let mut backoff = Backoff::new();
+    let mut pauses = Pauses::new();
     let mut unknown = match destination {
         // Requests for a name fail until there is a Service.
-        Destination::Name(_) => Backoff::new(),
-        Destination::Addr(_) => Backoff::between(UNKNOWN_ADDRESS.0, UNKNOWN_ADDRESS.1),
+        Destination::Name(_) => Pauses::new(),
+        Destination::Addr(_) => Pauses::between(UNKNOWN_ADDRESS.0, UNKNOWN_ADDRESS.1),
     };
     loop {
-        let status = match client.open(asking.watch(request.clone())).await {
-            Err(status) => status,
-            Ok(mut stream) => loop {
-                match stream.next().await {
-                    Ok(Some(message)) => {
-                        backoff.reset();
-                        unknown.reset();
-                        state.send_replace(PolicyState::Known(Arc::new(in_force(message, &destination))));
-                    }
-                    Ok(None) => break tonic::Status::unavailable("the stream ended"),
-                    Err(status) => break status,
-                }
-            },
+        let on_message = |message| {
+            unknown.reset();
+            state.send_replace(PolicyState::Known(Arc::new(in_force(message, &destination))));
         };
+        let status = client.read(asking.watch(request.clone()), &mut pauses, on_message).await;
         let ended = match status.code() {
             Code::NotFound => {
                 state.send_if_modified(|state| {
@@ -83,7 +72,7 @@ pub(super) async fn watch(
             Code::InvalidArgument | Code::FailedPrecondition => PolicyState::Refused,
             code => {
                 tracing::debug!(orig_dst.addr = %destination, ?code, error = status.message(), "policy stream ended, asking again");
-                client.pause(&mut backoff).await;
+                client.pause(&mut pauses).await;
                 continue;
             }
         };
@@ -96,8 +85,7 @@ pub(super) async fn watch(
 /// The policy of a destination for which this message has arrived: with one that cannot be parsed, requests and connections fail.
 pub(crate) fn in_force(message: OutboundPolicy, destination: &Destination) -> Policy {
     Policy::read(message).unwrap_or_else(|error| {
-        let error = anyhow::Error::from(error);
-        tracing::warn!(error = format!("{error:#}"), orig_dst.addr = %destination, "policy is unusable, requests fail");
+        tracing::warn!(error = chain(&error), orig_dst.addr = %destination, "policy is unusable, requests fail");
         Policy::invalid(INVALID_DETECT_TIMEOUT)
     })
 }

@@ -7,12 +7,10 @@ use std::{collections::HashMap, sync::Arc};
 use tokio::sync::watch;
 use tonic::Code;
 use weft_proto::linkerd::destination::{DestinationProfile, GetDestination, destination_client::DestinationClient};
+use weft_runtime::error::chain;
 
 use super::endpoint::{EndpointError, EndpointInfo};
-use crate::{
-    control::{Backoff, ControlClient},
-    destination::Destination,
-};
+use crate::{control::ControlClient, destination::Destination, pauses::Pauses};
 
 use routes::{ProfileRoutes, RoutesError};
 
@@ -78,30 +76,16 @@ pub(super) async fn watch(
 ) {
     let request = GetDestination { scheme: String::new(), path: destination.to_string(), context_token };
     let mut asking = DestinationClient::new(client.clone());
-    let mut backoff = Backoff::new();
+    let mut pauses = Pauses::new();
     loop {
-        let status = match client.open(asking.get_profile(request.clone())).await {
-            Err(status) => status,
-            Ok(mut stream) => {
-                loop {
-                    match stream.next().await {
-                        Ok(Some(message)) => {
-                            backoff.reset();
-                            match Profile::read(message) {
-                                Ok(profile) => drop(state.send_replace(ProfileState::Known(Arc::new(profile)))),
-                                // The last profile stays: without one, a meshed endpoint could get plaintext.
-                                Err(error) => {
-                                    let error = anyhow::Error::from(error);
-                                    tracing::warn!(error = format!("{error:#}"), orig_dst.addr = %destination, "profile is unusable");
-                                }
-                            }
-                        }
-                        Ok(None) => break tonic::Status::unavailable("the stream ended"),
-                        Err(status) => break status,
-                    }
-                }
+        let on_message = |message| match Profile::read(message) {
+            Ok(profile) => drop(state.send_replace(ProfileState::Known(Arc::new(profile)))),
+            // The last profile stays: without one, a meshed endpoint could get plaintext.
+            Err(error) => {
+                tracing::warn!(error = chain(&error), orig_dst.addr = %destination, "profile is unusable");
             }
         };
+        let status = client.read(asking.get_profile(request.clone()), &mut pauses, on_message).await;
         if matches!(status.code(), Code::InvalidArgument | Code::FailedPrecondition) {
             tracing::debug!(orig_dst.addr = %destination, error = status.message(), "the destination has no profile");
             state.send_replace(ProfileState::Absent);
@@ -120,6 +104,6 @@ pub(super) async fn watch(
             });
         }
         tracing::debug!(orig_dst.addr = %destination, code = ?status.code(), error = status.message(), "profile stream ended, asking again");
-        client.pause(&mut backoff).await;
+        client.pause(&mut pauses).await;
     }
 }

@@ -25,10 +25,13 @@ use weft_tls::{
 };
 
 use super::Publisher;
-use crate::control::{Backoff, Sender, handshake};
+use crate::{
+    control::{Sender, handshake},
+    pauses::Pauses,
+};
 
 /// First and longest pause between attempts: Linkerd's. The agent is on the same node.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
 /// Time for the first certificate of a stream. Later ones come when the agent has something new, so that silence is no
 /// failure then.
@@ -72,14 +75,14 @@ enum SpireError {
 /// # Errors
 /// When the API says that the request itself is wrong: by its specification, a client must not repeat it.
 pub(super) async fn follow(socket: &Path, publisher: &Publisher) -> anyhow::Result<()> {
-    let mut backoff = Backoff::between(BACKOFF.0, BACKOFF.1);
+    let mut pauses = Pauses::between(PAUSES.0, PAUSES.1);
     loop {
-        let Err(error) = stream(socket, publisher, &mut backoff).await;
+        let Err(error) = stream(socket, publisher, &mut pauses).await;
         publisher.failed(&error);
         if matches!(error, SpireError::Stream { code: Code::InvalidArgument, .. }) {
             return Err(error).context("the SPIFFE Workload API refuses the proxy's request for good");
         }
-        backoff.pause().await;
+        pauses.wait().await;
     }
 }
 
@@ -87,14 +90,14 @@ pub(super) async fn follow(socket: &Path, publisher: &Publisher) -> anyhow::Resu
 async fn stream(
     socket: &Path,
     publisher: &Publisher,
-    backoff: &mut Backoff,
+    pauses: &mut Pauses,
 ) -> Result<std::convert::Infallible, SpireError> {
     let opened = tokio::time::timeout(FIRST_UPDATE, open(socket)).await;
     let (mut updates, mut update) = opened.unwrap_or(Err(SpireError::Silent))?;
     loop {
         match credentials(update, publisher) {
             Ok(credentials) => {
-                backoff.reset();
+                pauses.reset();
                 publisher.publish(credentials);
             }
             // The next update may be another, so that the stream stays.

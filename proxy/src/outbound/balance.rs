@@ -8,6 +8,7 @@
 pub(super) mod breaker;
 mod ewma;
 mod fail_fast;
+mod search;
 
 use std::{
     collections::HashMap,
@@ -35,12 +36,14 @@ use crate::{
         route::{Accrual, Load},
     },
     metrics::{BalancerKind, BalancerMetrics, Labels},
+    request::backoff::Backoff,
     shared::Shared,
 };
 
 use breaker::{Breaker, Change, Report};
 use ewma::Ewma;
 use fail_fast::FailFast;
+pub(crate) use search::Search;
 
 /// The longest pause after failed connections, so that no setting overflows a time: a day.
 const LONGEST_PAUSE: Duration = Duration::from_secs(86_400);
@@ -115,10 +118,10 @@ pub(crate) struct Balanced {
     pub(crate) endpoint: Arc<Endpoint>,
     rtt: Mutex<Ewma>,
     in_flight: AtomicU32,
-    backoff: Mutex<Backoff>,
-    backoff_bounds: (Duration, Duration),
-    backoff_jitter: f64,
-    /// Deadline for the connection that probes an endpoint after its backoff.
+    rest: Mutex<Rest>,
+    /// The pauses after failed connections.
+    backoff: Backoff,
+    /// Deadline for the connection that probes an endpoint after its rest.
     probe: Duration,
     breaker: Option<Mutex<Breaker>>,
     /// Whether its responses change its load or availability.
@@ -129,10 +132,11 @@ pub(crate) struct Balanced {
 
 /// How long an endpoint that failed is not used.
 #[derive(Debug, Default)]
-struct Backoff {
+struct Rest {
     until: Option<Instant>,
-    last: Duration,
-    /// Whether the backoff is over and one connection probes the endpoint; for others it continues until the result is
+    /// Attempts in a row that failed.
+    failures: u32,
+    /// Whether the rest is over and one connection probes the endpoint; for others it continues until the result is
     /// known.
     probing: bool,
 }
@@ -173,7 +177,7 @@ impl Balancer {
         }
     }
 
-    /// Picks an endpoint, waiting until `deadline` for one to be available.
+    /// Picks an endpoint, waiting for one to be available until the deadline of the search.
     ///
     /// # Errors
     /// When none is available, or none was recently, or too many wait already.
@@ -302,7 +306,7 @@ impl Balancer {
             .map(|info| match old.get(&info.addr).filter(|known| *known.endpoint.info == **info) {
                 Some(known) => Arc::clone(known),
                 None => Arc::new(Balanced::new(
-                    Arc::new(Endpoint::new(Arc::clone(&self.shared), Arc::clone(info))),
+                    Arc::new(Endpoint::new(Arc::clone(&self.shared), Arc::clone(info), Some(&self.discovered.service))),
                     self.load,
                     self.accrual.clone(),
                     &self.shared.config.outbound,
@@ -356,9 +360,8 @@ impl Balanced {
             breaker: accrual.map(|accrual| Mutex::new(Breaker::new(accrual, now))),
             rtt: Mutex::new(Ewma::new(load, now)),
             in_flight: AtomicU32::new(0),
-            backoff: Mutex::default(),
-            backoff_bounds: (config.backoff_min, config.backoff_max),
-            backoff_jitter: config.backoff_jitter,
+            rest: Mutex::default(),
+            backoff: Backoff { min: config.backoff_min, max: config.backoff_max, jitter: config.backoff_jitter },
             probe: config.connect_timeout,
             pool,
         }
@@ -375,14 +378,14 @@ impl Balanced {
         self.rtt.lock().estimate(now) * (in_flight + 1.0)
     }
 
-    fn backs_off_until(&self, now: Instant) -> Option<Instant> {
-        self.backoff.lock().until.filter(|until| *until > now)
+    fn rests_until(&self, now: Instant) -> Option<Instant> {
+        self.rest.lock().until.filter(|until| *until > now)
     }
 
     /// Until when the endpoint gets no requests, if it gets none.
     fn blocked_until(&self, now: Instant) -> Option<Instant> {
         let ejected = self.breaker.as_ref().and_then(|breaker| breaker.lock().blocked_until(now));
-        self.backs_off_until(now).max(ejected)
+        self.rests_until(now).max(ejected)
     }
 
     /// Records how a request ended.
@@ -420,54 +423,53 @@ impl Balanced {
         }
     }
 
-    /// Records that the endpoint was picked; after a backoff, only this connection may probe it, and after an ejection only
+    /// Records that the endpoint was picked; after its rest, only this connection may probe it, and after an ejection only
     /// this request.
     fn picked(&self, now: Instant) {
         if let Some(breaker) = &self.breaker {
             breaker.lock().picked();
         }
-        let mut backoff = self.backoff.lock();
-        if backoff.until.is_some() {
-            backoff.until = Some(now + self.probe);
-            backoff.probing = true;
+        let mut rest = self.rest.lock();
+        if rest.until.is_some() {
+            rest.until = Some(now + self.probe);
+            rest.probing = true;
         }
     }
 
     /// Records that a connection failed: the endpoint backs off, each time twice as long, with a line in the log, whose level and words
     /// are Linkerd's (`linkerd/reconnect`).
     pub(crate) fn failed(&self, error: &ConnectError) {
-        let (min, max) = self.backoff_bounds;
         let now = Instant::now();
-        let mut backoff = self.backoff.lock();
-        if !backoff.probing && backoff.until.is_some_and(|until| until > now) {
-            // Another request has noticed already; only a new attempt lengthens the backoff.
+        let mut rest = self.rest.lock();
+        if !rest.probing && rest.until.is_some_and(|until| until > now) {
+            // Another request has noticed already; only a new attempt lengthens the rest.
             return;
         }
         tracing::warn!(%error, dst.addr = %self.endpoint.info.addr, "Failed to connect");
-        if backoff.until.is_none() {
+        if rest.until.is_none() {
             self.pool.metrics.ejected();
         }
-        backoff.last = backoff.last.saturating_mul(2).clamp(min, max);
-        let pause = backoff.last.min(LONGEST_PAUSE).mul_f64(1.0 + rand::rng().random::<f64>() * self.backoff_jitter);
-        backoff.until = Some(now + pause.min(LONGEST_PAUSE));
-        backoff.probing = false;
+        rest.failures = rest.failures.saturating_add(1);
+        let pause = self.backoff.pause(rest.failures, rand::rng().random());
+        rest.until = Some(now + pause.min(LONGEST_PAUSE));
+        rest.probing = false;
     }
 
     /// Records that no connection could be tried, by no fault of the endpoint's. If it was to probe the endpoint, the next one is.
     pub(crate) fn untried(&self) {
-        let mut backoff = self.backoff.lock();
-        if std::mem::take(&mut backoff.probing) {
-            backoff.until = Some(Instant::now());
+        let mut rest = self.rest.lock();
+        if std::mem::take(&mut rest.probing) {
+            rest.until = Some(Instant::now());
             self.pool.available.notify_waiters();
         }
     }
 
     /// Records that a connection was made, or still works.
     pub(crate) fn recovered(&self) {
-        let mut backoff = self.backoff.lock();
-        if backoff.until.take().is_some() {
-            backoff.last = Duration::ZERO;
-            backoff.probing = false;
+        let mut rest = self.rest.lock();
+        if rest.until.take().is_some() {
+            rest.failures = 0;
+            rest.probing = false;
             self.pool.metrics.restored();
             self.pool.available.notify_waiters();
         }
@@ -512,7 +514,7 @@ impl Drop for Balanced {
     fn drop(&mut self) {
         let metrics = &self.pool.metrics;
         // An endpoint that backs off and is ejected counts as pending twice, and as ready once less.
-        if self.backoff.get_mut().until.is_some() {
+        if self.rest.get_mut().until.is_some() {
             metrics.restored();
         }
         if self.breaker.as_mut().is_some_and(|breaker| breaker.get_mut().is_ejected()) {

@@ -15,13 +15,13 @@ use super::{
     queue::{BATCH, Span, Spans},
     resource::attribute,
 };
-use crate::control::{Backoff, ControlClient};
+use crate::{control::ControlClient, pauses::Pauses};
 
 /// The times of exports: spans wait as long as those of Linkerd's proxy, and attempts have the protocol's default deadline.
 const PACE: Pace = Pace {
     interval: Duration::from_secs(5),
     timeout: Duration::from_secs(10),
-    backoff: (Duration::from_secs(1), Duration::from_secs(30)),
+    pauses: (Duration::from_secs(1), Duration::from_secs(30)),
 };
 /// Attempts at one batch. Newer spans wait meanwhile, and are dropped when there is no room for them: the pauses are short enough that
 /// a collector that restarts loses nothing, and few enough that one that is gone does not keep old spans instead of new ones.
@@ -37,7 +37,7 @@ pub(crate) struct Exporter {
     client: TraceServiceClient<ControlClient>,
     resource: Resource,
     spans: Spans,
-    backoff: Backoff,
+    pauses: Pauses,
     pace: Pace,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Pace {
     /// Deadline of one attempt.
     pub(super) timeout: Duration,
     /// First and longest pause after a failed attempt.
-    pub(super) backoff: (Duration, Duration),
+    pub(super) pauses: (Duration, Duration),
 }
 
 impl Exporter {
@@ -59,8 +59,8 @@ impl Exporter {
     }
 
     pub(super) fn paced(pace: Pace, collector: ControlClient, resource: Resource, spans: Spans) -> Self {
-        let backoff = Backoff::between(pace.backoff.0, pace.backoff.1);
-        Self { client: TraceServiceClient::new(collector), resource, spans, backoff, pace }
+        let pauses = Pauses::between(pace.pauses.0, pace.pauses.1);
+        Self { client: TraceServiceClient::new(collector), resource, spans, pauses, pace }
     }
 
     /// Exports for as long as the process runs. During a drain, spans do not wait for others.
@@ -103,7 +103,7 @@ impl Exporter {
             let answer = tokio::time::timeout(self.pace.timeout, self.client.export(request.clone())).await;
             let status = match answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer"))) {
                 Ok(response) => {
-                    self.backoff.reset();
+                    self.pauses.reset();
                     self.exported(count, &response.into_inner());
                     return;
                 }
@@ -113,7 +113,7 @@ impl Exporter {
                 tracing::debug!(%status, spans = count, "spans cannot be exported");
             }
             // Also after the last attempt: the next batch has the same collector.
-            self.backoff.pause().await;
+            self.pauses.wait().await;
             if !is_transient(status.code()) {
                 break;
             }

@@ -28,7 +28,7 @@ use crate::{
 pub(in crate::trace) const QUICK: Pace = Pace {
     interval: Duration::from_millis(20),
     timeout: Duration::from_millis(300),
-    backoff: (Duration::from_millis(1), Duration::from_millis(5)),
+    pauses: (Duration::from_millis(1), Duration::from_millis(5)),
 };
 
 /// How a collector answers.

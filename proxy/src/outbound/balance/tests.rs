@@ -1,4 +1,4 @@
-//! Tests of backoff and recovery; picking itself is tested with real endpoints in `outbound/tests.rs`.
+//! Tests of rests and recovery; picking itself is tested with real endpoints in `outbound/tests.rs`.
 
 use super::*;
 use crate::{
@@ -22,22 +22,22 @@ fn balanced_with(accrual: Option<Arc<Accrual>>) -> Balanced {
     let config = shared.config.outbound.clone();
     let pool = Arc::new(PoolState::new(Box::new(look_up)));
     pool.endpoints.store(2, Ordering::Relaxed);
-    Balanced::new(Arc::new(Endpoint::new(shared, info)), Load::DEFAULT, accrual, &config, pool)
+    Balanced::new(Arc::new(Endpoint::new(shared, info, None)), Load::DEFAULT, accrual, &config, pool)
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_endpoint_that_fails_rests_and_one_that_answers_is_ready() {
     let endpoint = balanced();
     let now = Instant::now();
-    assert_eq!(endpoint.backs_off_until(now), None);
+    assert_eq!(endpoint.rests_until(now), None);
     endpoint.failed(&refused());
-    let until = endpoint.backs_off_until(now).unwrap();
+    let until = endpoint.rests_until(now).unwrap();
     assert!(until >= now + Duration::from_millis(100));
     endpoint.failed(&refused());
-    assert_eq!(endpoint.backs_off_until(now), Some(until), "failures of one outage count once");
+    assert_eq!(endpoint.rests_until(now), Some(until), "failures of one outage count once");
     assert_eq!((endpoint.pool.metrics.ready.get(), endpoint.pool.metrics.pending.get()), (0, 1));
     endpoint.recovered();
-    assert_eq!(endpoint.backs_off_until(now), None);
+    assert_eq!(endpoint.rests_until(now), None);
     assert_eq!((endpoint.pool.metrics.ready.get(), endpoint.pool.metrics.pending.get()), (1, 0));
 }
 
@@ -114,20 +114,20 @@ async fn of_two_endpoints_the_cheaper_one_is_picked() {
 async fn one_connection_tries_an_endpoint_after_its_rest() {
     let endpoint = balanced();
     endpoint.failed(&refused());
-    let first = endpoint.backs_off_until(Instant::now()).unwrap();
+    let first = endpoint.rests_until(Instant::now()).unwrap();
     tokio::time::advance(first - Instant::now()).await;
     let now = Instant::now();
-    assert_eq!(endpoint.backs_off_until(now), None, "the backoff is over");
+    assert_eq!(endpoint.rests_until(now), None, "the rest is over");
     endpoint.picked(now);
-    assert_eq!(endpoint.backs_off_until(now), Some(now + endpoint.probe), "the others wait for its result");
+    assert_eq!(endpoint.rests_until(now), Some(now + endpoint.probe), "the others wait for its result");
     endpoint.failed(&refused());
-    let second = endpoint.backs_off_until(now).unwrap();
-    assert!(second >= now + Duration::from_millis(200) && second < now + endpoint.probe, "a longer backoff");
+    let second = endpoint.rests_until(now).unwrap();
+    assert!(second >= now + Duration::from_millis(200) && second < now + endpoint.probe, "a longer rest");
     tokio::time::advance(second - now).await;
     endpoint.picked(Instant::now());
     let woken = endpoint.pool.available.notified();
     endpoint.recovered();
-    assert_eq!(endpoint.backs_off_until(Instant::now()), None);
+    assert_eq!(endpoint.rests_until(Instant::now()), None);
     woken.await;
 }
 
@@ -135,22 +135,22 @@ async fn one_connection_tries_an_endpoint_after_its_rest() {
 async fn a_probe_that_fails_on_this_side_leaves_the_endpoint_to_the_next_connection() {
     let endpoint = balanced();
     endpoint.untried();
-    assert_eq!(endpoint.backs_off_until(Instant::now()), None);
+    assert_eq!(endpoint.rests_until(Instant::now()), None);
     endpoint.failed(&refused());
-    let rest = endpoint.backs_off_until(Instant::now()).unwrap();
+    let rest = endpoint.rests_until(Instant::now()).unwrap();
     endpoint.untried();
-    assert_eq!(endpoint.backs_off_until(Instant::now()), Some(rest), "a connection that began before has no say");
+    assert_eq!(endpoint.rests_until(Instant::now()), Some(rest), "a connection that began before has no say");
     tokio::time::advance(rest - Instant::now()).await;
     endpoint.picked(Instant::now());
-    assert!(endpoint.backs_off_until(Instant::now()).is_some());
+    assert!(endpoint.rests_until(Instant::now()).is_some());
     let woken = endpoint.pool.available.notified();
     endpoint.untried();
     woken.await;
-    assert_eq!(endpoint.backs_off_until(Instant::now()), None);
+    assert_eq!(endpoint.rests_until(Instant::now()), None);
     endpoint.picked(Instant::now());
-    assert!(endpoint.backs_off_until(Instant::now()).is_some(), "one at a time");
+    assert!(endpoint.rests_until(Instant::now()).is_some(), "one at a time");
     endpoint.failed(&refused());
-    let longer = endpoint.backs_off_until(Instant::now()).unwrap();
+    let longer = endpoint.rests_until(Instant::now()).unwrap();
     assert!(longer >= Instant::now() + Duration::from_millis(200), "it was never reached");
 }
 
@@ -185,8 +185,7 @@ async fn thousands_of_endpoints_are_reconciled_in_one_pass() {
 
 #[tokio::test(start_paused = true)]
 async fn an_endpoint_whose_responses_fail_is_ejected_and_probed() {
-    let backoff =
-        crate::request::backoff::Backoff { min: Duration::from_secs(1), max: Duration::from_secs(60), jitter: 0.0 };
+    let backoff = Backoff { min: Duration::from_secs(1), max: Duration::from_secs(60), jitter: 0.0 };
     let accrual = Accrual {
         max_failures: std::num::NonZeroU32::new(2),
         success_rate: None,
@@ -218,8 +217,7 @@ async fn an_endpoint_whose_responses_fail_is_ejected_and_probed() {
 #[tokio::test(start_paused = true)]
 async fn too_much_to_do_lowers_the_share_of_successes_and_is_no_failure_in_a_row() {
     let success_rate = SuccessRate { threshold: 0.8, window: Duration::from_secs(10), min_requests: 5 };
-    let backoff =
-        crate::request::backoff::Backoff { min: Duration::from_secs(1), max: Duration::from_secs(60), jitter: 0.0 };
+    let backoff = Backoff { min: Duration::from_secs(1), max: Duration::from_secs(60), jitter: 0.0 };
     for (status, grpc) in [(200, Some(8)), (429, None)] {
         for (max_failures, success_rate, is_ejected) in [(2, None, false), (0, Some(success_rate), true)] {
             let max_failures = std::num::NonZeroU32::new(max_failures);
@@ -265,10 +263,10 @@ async fn pauses_are_longer_by_no_more_than_the_jitter() {
     for (jitter, longest) in [(0.0, Duration::from_millis(100)), (2.0, Duration::from_millis(300))] {
         for _ in 0..50 {
             let mut endpoint = balanced();
-            endpoint.backoff_jitter = jitter;
+            endpoint.backoff.jitter = jitter;
             let now = Instant::now();
             endpoint.failed(&refused());
-            let pause = endpoint.backs_off_until(now).unwrap() - now;
+            let pause = endpoint.rests_until(now).unwrap() - now;
             assert!(pause >= Duration::from_millis(100) && pause <= longest, "{pause:?}");
         }
     }
