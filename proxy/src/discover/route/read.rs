@@ -66,8 +66,8 @@ impl Policy {
     }
 }
 
-/// Parses a `Distribution` message of the module `$module`, with `$filter` for the backends' filters and `$accrual` for the
-/// endpoints of services.
+/// Parses a `Distribution` message of the module `$module`, with `$filter` for the backends' filters and `$accrual` for
+/// the endpoints of services.
 macro_rules! read_distribution {
     ($module:ident, $message:expr, $filter:expr, $accrual:expr) => {{
         use outbound::$module::distribution::Kind;
@@ -99,7 +99,8 @@ macro_rules! read_distribution {
     }};
 }
 
-/// Defines `$name`, which parses the routes of the module `$module`: its `$filter`, `$retry` and `$rule` parse their parts.
+/// Defines `$name`, which parses the routes of the module `$module`: its `$filter`, `$retry` and `$rule` parse their
+/// parts.
 macro_rules! define_read_routes {
     ($name:ident, $message:ident, $module:ident, $filter:ident, $retry:ident, $rule:ident, $is_grpc:literal) => {
         fn $name(
