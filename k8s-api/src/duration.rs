@@ -46,6 +46,33 @@ pub fn parse(text: &str) -> Option<Duration> {
     (nanos <= MAX_NANOS).then(|| Duration::from_nanos(nanos.round() as u64))
 }
 
+/// Parses a duration as the proxy does: a whole number with `ms`, `s`, `m`, `h` or `d`; zero needs no unit.
+///
+/// `None` for anything else, and for more milliseconds than fit in 64 bits.
+pub fn parse_whole(text: &str) -> Option<Duration> {
+    let unit_at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit_at);
+    let number: u64 = number.parse().ok()?;
+    let millis = match unit {
+        "" if number == 0 => 0,
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60 * 1000,
+        "h" => 60 * 60 * 1000,
+        "d" => 24 * 60 * 60 * 1000,
+        _ => return None,
+    };
+    number.checked_mul(millis).map(Duration::from_millis)
+}
+
+/// [`parse`] for options of a command line.
+///
+/// # Errors
+/// Says what is expected.
+pub fn parse_option(text: &str) -> Result<Duration, String> {
+    parse(text).ok_or_else(|| "expected numbers with units ms, s, m, h or d, such as 500ms or 24h0m0s".to_owned())
+}
+
 /// A duration as the proxy reads it: one whole number and one of the units `ms`, `s`, `m`, `h` and `d`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProxyDuration(String);
@@ -61,9 +88,7 @@ impl FromStr for ProxyDuration {
     /// Reads every duration that [`parse`] reads, and keeps the spelling where the proxy reads it too.
     fn from_str(text: &str) -> Result<Self, BadDuration> {
         let duration = parse(text).ok_or_else(|| BadDuration(text.to_owned()))?;
-        let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
-        let is_proxys = text.len() > unit.len() && ["ms", "s", "m", "h", "d"].contains(&unit);
-        Ok(if is_proxys { Self(text.to_owned()) } else { Self::from(duration) })
+        Ok(if parse_whole(text).is_some() { Self(text.to_owned()) } else { Self::from(duration) })
     }
 }
 
@@ -152,6 +177,32 @@ mod tests {
     }
 
     #[test]
+    fn whole_durations_are_a_number_and_a_unit() {
+        for (text, millis) in [
+            ("0", Some(0)),
+            ("00", Some(0)),
+            ("0s", Some(0)),
+            ("500ms", Some(500)),
+            ("10s", Some(10_000)),
+            ("5m", Some(300_000)),
+            ("2h", Some(7_200_000)),
+            ("1d", Some(86_400_000)),
+            ("10", None),
+            ("1.5s", None),
+            ("1h30m", None),
+            ("-1s", None),
+            ("s", None),
+            ("", None),
+            ("1w", None),
+            ("1 s", None),
+            ("99999999999999999999s", None),
+            ("18446744073709551615d", None),
+        ] {
+            assert_eq!(parse_whole(text), millis.map(Duration::from_millis), "{text:?}");
+        }
+    }
+
+    #[test]
     fn the_proxy_reads_one_number_and_one_unit() {
         for (text, expected) in [
             ("500ms", "500ms"),
@@ -159,7 +210,7 @@ mod tests {
             ("1d", "1d"),
             ("1m30s", "90000ms"),
             ("1.5s", "1500ms"),
-            ("0", "0ms"),
+            ("0", "0"),
             ("5us", "0ms"),
         ] {
             assert_eq!(text.parse::<ProxyDuration>().map(|duration| duration.to_string()).as_deref(), Ok(expected));

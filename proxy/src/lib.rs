@@ -14,6 +14,7 @@ mod destination;
 mod detect;
 mod discover;
 mod dns;
+mod duration;
 mod failure_log;
 #[cfg(test)]
 mod faults;

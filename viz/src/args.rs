@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{Parser, Subcommand};
+use weft_k8s_api::duration::parse_option;
 use weft_runtime::telemetry::LogFormat;
 
 /// The shortest time between scrapes: a proxy needs some milliseconds for one, and its counters change meanwhile.
@@ -30,7 +31,7 @@ pub(crate) struct Args {
     #[arg(long, default_value = "10s", value_parser = interval)]
     pub(crate) scrape_interval: Duration,
     /// Longest wait for calls at shutdown.
-    #[arg(long, default_value = "5s", value_parser = duration)]
+    #[arg(long, default_value = "5s", value_parser = parse_option)]
     pub(crate) shutdown_grace_period: Duration,
     /// Log level, such as `debug`, or a filter such as `warn,weft_viz=debug,kube=debug`.
     #[arg(long, default_value = "info")]
@@ -59,13 +60,8 @@ pub(crate) enum Command {
     },
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
-    weft_k8s_api::duration::parse(text)
-        .ok_or_else(|| "expected numbers with units ms, s, m, h or d, such as 500ms or 24h0m0s".to_owned())
-}
-
 fn interval(text: &str) -> Result<Duration, String> {
-    duration(text).and_then(|interval| {
+    parse_option(text).and_then(|interval| {
         if interval < SHORTEST_INTERVAL { Err("expected at least 1s".to_owned()) } else { Ok(interval) }
     })
 }

@@ -18,7 +18,7 @@ use super::{
     AccessLogFormat, Backlog, ControlAddr, ControllerIdentity, DefaultPolicy, DnsConfig, IdentityConfig,
     IdentitySource, Keepalive, QueueConfig, SocketConfig, TapConfig, Unanswered, is_loopback_host, localhost,
 };
-use crate::destination::Suffix;
+use crate::{destination::Suffix, duration};
 
 /// Returns the value of a variable by its full name.
 pub(crate) type Source<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -100,7 +100,7 @@ impl<'a> Env<'a> {
     }
 
     pub(super) fn duration(&self, name: &str) -> Result<Option<Duration>, ConfigError> {
-        self.parse(name, DURATION, duration)
+        self.parse(name, DURATION, duration::parse)
     }
 
     pub(super) fn number<N: FromStr>(&self, name: &str) -> Result<Option<N>, ConfigError> {
@@ -399,12 +399,12 @@ impl<'a> Env<'a> {
     }
 
     pub(super) fn policy_timeout(&self) -> Result<Duration, ConfigError> {
-        let timeout = self.parse_own("INBOUND_POLICY_TIMEOUT", DURATION, duration)?;
+        let timeout = self.parse_own("INBOUND_POLICY_TIMEOUT", DURATION, duration::parse)?;
         Ok(timeout.unwrap_or(Duration::from_secs(10)))
     }
 
     pub(super) fn http1_client_timeout(&self) -> Result<Duration, ConfigError> {
-        let timeout = self.parse_own("HTTP1_IDLE_TIMEOUT", DURATION, duration)?;
+        let timeout = self.parse_own("HTTP1_IDLE_TIMEOUT", DURATION, duration::parse)?;
         Ok(timeout.filter(|timeout| !timeout.is_zero()).unwrap_or(Duration::from_secs(600)))
     }
 
@@ -432,24 +432,6 @@ impl<'a> Env<'a> {
 
 fn invalid(name: &str, expected: &'static str) -> ConfigError {
     ConfigError::Invalid { variable: format!("{PREFIX}{name}"), expected }
-}
-
-/// Linkerd's durations: a whole number with `ms`, `s`, `m`, `h` or `d`; a bare `0` needs no unit.
-fn duration(value: &str) -> Option<Duration> {
-    if value == "0" {
-        return Some(Duration::ZERO);
-    }
-    let digits = value.find(|c: char| !c.is_ascii_digit())?;
-    let number: u64 = value[..digits].parse().ok()?;
-    let millis = match &value[digits..] {
-        "ms" => 1,
-        "s" => 1_000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        "d" => 86_400_000,
-        _ => return None,
-    };
-    number.checked_mul(millis).map(Duration::from_millis)
 }
 
 fn boolean(value: &str) -> Option<bool> {
