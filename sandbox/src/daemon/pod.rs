@@ -169,6 +169,7 @@ fn containers_of(desired: &DesiredPod) -> impl Iterator<Item = &Container> {
     spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers))
 }
 
+#[derive(Clone)]
 struct PodLifecycle {
     desired: DesiredPod,
     number: u32,
@@ -337,20 +338,9 @@ impl PodLifecycle {
     fn supervise(&self, running: &mut Running, container: &Container, is_sidecar: bool) -> Result<(), StartError> {
         let child = self.launch(container)?;
         let stop = if is_sidecar { &running.stop_sidecars } else { &running.stop_containers };
-        let supervisor = Supervisor { pod: self.clone_parts(), container: container.clone(), stop: stop.clone() };
+        let supervisor = Supervisor { pod: self.clone(), container: container.clone(), stop: stop.clone() };
         running.supervisors.spawn(supervisor.run(child));
         Ok(())
-    }
-
-    fn clone_parts(&self) -> Self {
-        Self {
-            desired: self.desired.clone(),
-            number: self.number,
-            dir: self.dir.clone(),
-            shared: self.shared.clone(),
-            report: self.report.clone(),
-            stop: self.stop.clone(),
-        }
     }
 
     async fn wait_until_started(&self, container: &Container) {
@@ -504,9 +494,9 @@ fn init_rules(redirection: &Redirection) -> iptables::InitRules {
             })
             .collect()
     };
-    // linkerd-init skips the control port whether or not the proxy listens there.
+    // linkerd-init skips the proxy's own ports whether or not the proxy listens there.
     let mut skip_inbound = redirection.skip_inbound_ports.clone();
-    skip_inbound.insert(redirection.control_port..=redirection.control_port);
+    [redirection.control_port, redirection.admin_port].into_iter().for_each(|port| skip_inbound.insert(port..=port));
     iptables::InitRules {
         proxy_uid: u32::try_from(redirection.proxy_uid).unwrap_or(u32::MAX),
         inbound_port: redirection.inbound_port,
