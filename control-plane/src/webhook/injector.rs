@@ -78,7 +78,6 @@ impl Injector {
     ///
     /// # Errors
     /// When the files' directories cannot be watched.
-    #[expect(clippy::disallowed_methods, reason = "ends when the namespaces are known, or with their supervised task")]
     pub(crate) fn start(
         client: Client,
         sources: &Sources,
@@ -95,13 +94,7 @@ impl Injector {
         let watched = reflector::reflector(writer, watcher(Api::all(client.clone()), watcher::Config::default()))
             .default_backoff()
             .touched_objects();
-        tasks.spawn("namespaces", follow_namespaces(watched, gate.clone()));
-        let known = namespaces.clone();
-        tokio::spawn(async move {
-            if known.wait_until_ready().await.is_ok() {
-                gate.open();
-            }
-        });
+        tasks.spawn("namespaces", follow_namespaces(watched, namespaces.clone(), gate));
 
         let (reporter, reporting) = owner::start(client.clone(), events);
         tasks.spawn("events", reporting);
@@ -237,18 +230,28 @@ impl Injector {
 }
 
 async fn follow_namespaces(
+/// Follows the namespaces, and opens the gate when all of them are known.
     watched: impl futures::Stream<Item = watcher::Result<PartialObjectMeta<Namespace>>> + Send,
     gate: weft_runtime::readiness::Gate,
+    namespaces: Store<PartialObjectMeta<Namespace>>,
 ) -> anyhow::Result<()> {
     use futures::StreamExt;
     let mut watched = std::pin::pin!(watched);
-    while let Some(received) = watched.next().await {
-        if let Err(error) = received {
-            tracing::warn!(%error, "namespaces cannot be watched, trying again");
-            gate.explain(format!("cannot be watched: {error}"));
+    let following = async {
+        while let Some(received) = watched.next().await {
+            if let Err(error) = received {
+                tracing::warn!(%error, "namespaces cannot be watched, trying again");
+                gate.explain(format!("cannot be watched: {error}"));
+            }
         }
-    }
-    anyhow::bail!("the watch of namespaces ended")
+        anyhow::bail!("the watch of namespaces ended")
+    };
+    let opening = async {
+        namespaces.wait_until_ready().await?;
+        gate.open();
+        anyhow::Ok(())
+    };
+    tokio::try_join!(following, opening).map(|((), ())| ())
 }
 
 /// Whether there is a container to add a proxy to. The API server asks before it checks pods.
