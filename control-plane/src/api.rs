@@ -24,7 +24,7 @@ use kube::{
     Client, Config,
     client::{Body, ConfigExt},
     config::{KubeConfigOptions, Kubeconfig},
-    runtime::watcher,
+    runtime::watcher::{self, DefaultBackoff},
 };
 use tokio::time::Instant;
 use tower::{BoxError, Layer, Service, ServiceBuilder};
@@ -43,6 +43,8 @@ const KEEPALIVE_RETRIES: u32 = 3;
 /// Silence after which a connection is given up. The API server sends bookmarks to every watch each minute
 /// (`k8s.io/apiserver:pkg/storage/cacher`, `defaultBookmarkFrequency`).
 const SILENCE: Duration = Duration::from_secs(90);
+/// The longest pause before the next attempt to watch, also after a missing definition is installed.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Prepares a client; nothing is sent yet.
 ///
@@ -78,6 +80,11 @@ pub(crate) fn explain_watch(error: &watcher::Error) -> String {
         watcher::Error::WatchError(status) => format!("{} ({})", status.message, status.code),
         watcher::Error::NoResourceVersion => error.to_string(),
     }
+}
+
+/// The next pause of a watch that failed, 5 s at most: kube's own grow to 30 s.
+pub(crate) fn next_pause(backoff: &mut DefaultBackoff) -> Duration {
+    backoff.next().unwrap_or(LONGEST_PAUSE).min(LONGEST_PAUSE)
 }
 
 async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {

@@ -37,7 +37,7 @@ use tokio::{
 };
 use weft_runtime::drain;
 
-use crate::api::{explain, explain_watch};
+use crate::api::{explain, explain_watch, next_pause};
 use election::{Action, Election};
 
 /// How long a lease is valid without renewal.
@@ -46,8 +46,6 @@ const DURATION: Duration = Duration::from_secs(30);
 const PERIOD: Duration = Duration::from_secs(2);
 /// How long a holder that cannot renew continues: less than [`DURATION`], so that two never write at once.
 const RENEW_DEADLINE: Duration = Duration::from_secs(10);
-/// The longest wait before the next attempt to watch the lease.
-const MAX_BACKOFF: Duration = Duration::from_secs(5);
 /// How long a request may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a release may take: the process is about to exit.
@@ -66,6 +64,13 @@ pub(crate) struct LeaseConfig {
     pub(crate) identity: String,
     /// The Deployment that owns the lease, if it exists: the lease is removed with it.
     pub(crate) owner: Option<&'static str>,
+}
+
+impl LeaseConfig {
+    /// The lease, for logs.
+    fn lease(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
 }
 
 /// Holds the lease whenever possible and publishes that in `held`; when the drain begins, releases it and
@@ -92,6 +97,14 @@ pub(crate) async fn hold(
 async fn owner(client: &Client, config: &LeaseConfig) -> Option<OwnerReference> {
     let deployments = Api::<Deployment>::namespaced(client.clone(), &config.namespace);
     let name = config.owner?;
+    let without = |error: &str| {
+        tracing::warn!(
+            deployment = name,
+            error,
+            "cannot read the Deployment that owns the lease, creating the lease without an owner"
+        );
+        None
+    };
     match tokio::time::timeout(REQUEST_TIMEOUT, deployments.get_metadata_opt(name)).await {
         Ok(Ok(found)) => Some(OwnerReference {
             api_version: "apps/v1".to_owned(),
@@ -101,18 +114,8 @@ async fn owner(client: &Client, config: &LeaseConfig) -> Option<OwnerReference> 
             controller: Some(true),
             ..OwnerReference::default()
         }),
-        Ok(Err(error)) => {
-            tracing::warn!(
-                deployment = name,
-                error = explain(&error),
-                "owner of the lease cannot be read, it gets none"
-            );
-            None
-        }
-        Err(_) => {
-            tracing::warn!(deployment = name, "owner of the lease cannot be read in time, it gets none");
-            None
-        }
+        Ok(Err(error)) => without(&explain(&error)),
+        Err(_) => without("no answer in time"),
     }
 }
 
@@ -148,7 +151,7 @@ impl Holder {
                         self.election.observe(lease, Instant::now());
                     }
                     Some(Err(error)) => {
-                        retry_watch_at = Instant::now() + backoff.next().unwrap_or(MAX_BACKOFF).min(MAX_BACKOFF);
+                        retry_watch_at = Instant::now() + next_pause(&mut backoff);
                         self.complain(&format!("lease cannot be watched: {}", explain_watch(&error)));
                     }
                     None => return,
@@ -197,11 +200,13 @@ impl Holder {
                 self.complaint = None;
                 // Not later than the request: others count from when the API server received it.
                 self.election.wrote(lease, began);
-                let (namespace, name) = (&self.config.namespace, &self.config.name);
+                let LeaseConfig { identity, .. } = &self.config;
                 match action {
-                    Action::Renew if *self.held.borrow() => tracing::debug!("renewed lease {namespace}/{name}"),
-                    Action::Renew => tracing::info!("regained lease {namespace}/{name}"),
-                    _ => tracing::info!(identity = self.config.identity, "acquired lease {namespace}/{name}"),
+                    Action::Renew if *self.held.borrow() => {
+                        tracing::debug!(lease = self.config.lease(), "renewed lease");
+                    }
+                    Action::Renew => tracing::info!(lease = self.config.lease(), "regained lease"),
+                    _ => tracing::info!(lease = self.config.lease(), identity, "acquired lease"),
                 }
             }
             // Another replica wrote first, or this one without learning of it.
@@ -243,8 +248,7 @@ impl Holder {
         let holds = self.election.holds(Instant::now());
         let changed = self.held.send_if_modified(|held| std::mem::replace(held, holds) != holds);
         if changed && !holds {
-            let (namespace, name) = (&self.config.namespace, &self.config.name);
-            tracing::warn!(holder = self.election.holder(), "lost lease {namespace}/{name}");
+            tracing::warn!(lease = self.config.lease(), holder = self.election.holder(), "lost lease");
         }
     }
 
@@ -258,21 +262,23 @@ impl Holder {
             spec.holder_identity = None;
             spec.renew_time = Some(MicroTime(Timestamp::now()));
         }
-        let (namespace, name) = (&self.config.namespace, &self.config.name);
-        let written =
-            tokio::time::timeout(RELEASE_TIMEOUT, self.api.replace(name, &PostParams::default(), &lease)).await;
+        let params = PostParams::default();
+        let releasing = self.api.replace(&self.config.name, &params, &lease);
+        let written = tokio::time::timeout(RELEASE_TIMEOUT, releasing).await;
+        let lease = self.config.lease();
         match written.context("no answer in time").and_then(|written| Ok(written?)) {
-            Ok(_) => tracing::info!("released lease {namespace}/{name}"),
-            Err(error) => tracing::warn!(error = format!("{error:#}"), "lease cannot be released, it will run out"),
+            Ok(_) => tracing::info!(lease, "released lease"),
+            Err(error) => {
+                tracing::warn!(lease, error = format!("{error:#}"), "lease cannot be released, it will run out");
+            }
         }
     }
 
     fn complain(&mut self, problem: &str) {
-        let (namespace, name) = (&self.config.namespace, &self.config.name);
         if self.complaint.as_deref() == Some(problem) {
-            tracing::debug!(lease = format!("{namespace}/{name}"), problem, "lease still fails");
+            tracing::debug!(lease = self.config.lease(), problem, "lease still fails");
         } else {
-            tracing::warn!(lease = format!("{namespace}/{name}"), problem, "lease fails, retrying");
+            tracing::warn!(lease = self.config.lease(), problem, "lease fails, retrying");
             self.complaint = Some(problem.to_owned());
         }
     }

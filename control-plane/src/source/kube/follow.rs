@@ -1,6 +1,6 @@
 //! The watch of one kind, kept alive.
 
-use std::{pin::pin, time::Duration};
+use std::pin::pin;
 
 use futures::{Stream, StreamExt};
 use k8s_openapi::jiff::Timestamp;
@@ -16,7 +16,7 @@ use weft_k8s_api::manifest::{self, Object, ObjectRef, Unreadable};
 
 use super::{definition, kinds::Watched, requests};
 use crate::{
-    api::explain_watch,
+    api::{explain_watch, next_pause},
     metrics::{Delivered, WatchMetrics},
 };
 
@@ -64,8 +64,6 @@ pub(super) struct Read {
 
 /// Annotation in which `kubectl apply` repeats the whole object.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
-/// The longest wait before the next attempt, also after a missing definition is installed.
-const MAX_BACKOFF: Duration = Duration::from_secs(5);
 /// HTTP statuses that mean something other than "try again".
 const NOT_FOUND: u16 = 404;
 const FORBIDDEN: u16 = 403;
@@ -213,7 +211,7 @@ pub(super) async fn follow<F: Future<Output = bool>>(
             if absent {
                 definition::installed(&client, kind).await;
             }
-            tokio::time::sleep(backoff.next().unwrap_or(MAX_BACKOFF).min(MAX_BACKOFF)).await;
+            tokio::time::sleep(next_pause(&mut backoff)).await;
             if retry == Retry::Restart {
                 break;
             }
