@@ -116,7 +116,7 @@ async fn prepare_node(config: &Config) -> Result<Prepared> {
     if attach.is_root {
         tracing::warn!(
             cgroup = %attach.path.display(), reason = attach.reason,
-            "attaching to the root of the cgroup2 tree: the node's own processes meet the programs, too"
+            "attaching to the root of the cgroup2 tree: the programs also run for host processes"
         );
     }
     if let Err(missing) = host::check_bpffs(&config.pin_dir) {

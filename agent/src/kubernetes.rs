@@ -163,7 +163,7 @@ pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outp
                     tracing::warn!(namespace, pod, error = problem.text(), "pod not enrolled")
                 }
                 EnrolmentEvent::Bypassed(true) => {
-                    tracing::warn!(namespace, pod, "pod bypassed: nothing of it is redirected")
+                    tracing::warn!(namespace, pod, "pod bypassed: none of its connections are redirected")
                 }
                 EnrolmentEvent::Bypassed(false) => tracing::info!(namespace, pod, "pod redirected again"),
             }

@@ -69,15 +69,15 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Puts the kernel programs in force, or takes over those that are, and serves the API
+    /// Put the kernel programs in force, or take over those that are, and serve the API
     Run(Box<RunArgs>),
-    /// Detaches and removes everything that is pinned; needs no running agent
+    /// Detach and remove everything that is pinned; needs no running agent
     Unload {
         /// The pin directory
         #[arg(long, default_value = PIN_DIR)]
         pin_dir: PathBuf,
     },
-    /// Switches all redirection on this node off or on; needs no running agent
+    /// Switch all redirection on this node off or on; needs no running agent
     ///
     /// While it is off, connections go around the proxies: in plain text, without policy. The agent says so in its log,
     /// its metrics, its status and as an Event.
@@ -89,7 +89,7 @@ enum Command {
         #[arg(long, default_value = PIN_DIR)]
         pin_dir: PathBuf,
     },
-    /// Asks a running agent for its pods and counters
+    /// Ask a running agent for its pods and counters
     Status {
         /// The agent's socket
         #[arg(long, default_value = SOCKET)]
@@ -98,7 +98,7 @@ enum Command {
         #[arg(short, long, value_enum, default_value = "table")]
         output: Output,
     },
-    /// Joins standard input and output to a running agent's API, for `weft` on another machine
+    /// Join standard input and output to a running agent's API, for `weft` on another machine
     ///
     /// `weft` runs this in the agents' pods through the API server. What is copied is gRPC.
     Connect {
@@ -106,7 +106,8 @@ enum Command {
         #[arg(long, default_value = SOCKET)]
         socket: PathBuf,
     },
-    /// Tries what the kernel and the host have; needs no running agent, but its rights. Fails when it is not enough
+    /// Probe the kernel and host features that the agent needs; exits with an error if one is missing. Needs the agent's
+    /// capabilities
     Features {
         /// Output format
         #[arg(short, long, value_enum, default_value = "table")]
@@ -125,7 +126,7 @@ enum Command {
         #[arg(long, value_delimiter = ',')]
         inodes: Vec<u64>,
     },
-    /// Prints a completion script
+    /// Print a completion script
     Completions {
         /// The shell
         shell: clap_complete::Shell,
@@ -193,7 +194,7 @@ fn socket_address(text: &str) -> Result<SocketAddr, String> {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "On a Kubernetes node")]
 struct KubernetesArgs {
-    /// Enrol the meshed pods of this node, as the API server tells of them
+    /// Name of this Kubernetes node; enrol its meshed pods, as the API server lists them
     #[arg(long, env = "NODE_NAME", value_name = "NAME")]
     node_name: Option<String>,
     /// The agent's own pod

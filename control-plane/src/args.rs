@@ -43,7 +43,7 @@ Examples:
 pub(crate) enum Command {
     #[command(flatten)]
     Run(Box<RunCommand>),
-    /// Prints completions for a shell.
+    /// Print completions for a shell.
     Completions {
         /// The shell.
         shell: clap_complete::Shell,
@@ -53,7 +53,7 @@ pub(crate) enum Command {
 /// Which services to run.
 #[derive(Debug, Subcommand)]
 pub(crate) enum RunCommand {
-    /// Runs every service in one process.
+    /// Run every service in one process.
     All {
         #[command(flatten)]
         cluster: ClusterArgs,
@@ -68,7 +68,7 @@ pub(crate) enum RunCommand {
         #[command(flatten)]
         admin: AdminArgs,
     },
-    /// Runs discovery: Destination.Get and GetProfile.
+    /// Run discovery: Destination.Get and GetProfile.
     Destination {
         #[command(flatten)]
         cluster: ClusterArgs,
@@ -79,7 +79,7 @@ pub(crate) enum RunCommand {
         #[command(flatten)]
         admin: AdminArgs,
     },
-    /// Runs policy: InboundServerPolicies and OutboundPolicies.
+    /// Run policy: InboundServerPolicies and OutboundPolicies.
     Policy {
         #[command(flatten)]
         cluster: ClusterArgs,
@@ -92,7 +92,7 @@ pub(crate) enum RunCommand {
         #[command(flatten)]
         admin: AdminArgs,
     },
-    /// Runs the certificate authority: Identity.Certify.
+    /// Run the certificate authority: Identity.Certify.
     Identity {
         #[command(flatten)]
         cluster: ClusterArgs,
@@ -101,7 +101,7 @@ pub(crate) enum RunCommand {
         #[command(flatten)]
         admin: AdminArgs,
     },
-    /// Runs the webhook that adds proxies to pods.
+    /// Run the webhook that adds proxies to pods.
     ProxyInjector {
         #[command(flatten)]
         webhook: WebhookArgs,
@@ -110,7 +110,7 @@ pub(crate) enum RunCommand {
         #[command(flatten)]
         admin: AdminArgs,
     },
-    /// Runs the webhook that checks ServiceProfiles.
+    /// Run the webhook that checks ServiceProfiles.
     SpValidator {
         #[command(flatten)]
         webhook: WebhookArgs,

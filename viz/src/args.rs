@@ -53,7 +53,7 @@ Examples:
 /// What else the program does.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Prints completions for a shell.
+    /// Print completions for a shell.
     Completions {
         /// The shell.
         shell: clap_complete::Shell,

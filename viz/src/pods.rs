@@ -106,7 +106,7 @@ impl Pods {
             metrics.pods.set(i64::try_from(count).unwrap_or(i64::MAX));
             metrics.pods_left_out.set(i64::try_from(left_out).unwrap_or(i64::MAX));
             if left_out > 0 && !std::mem::replace(&mut crowded, true) {
-                tracing::error!(limit = MAX_PODS, "the cluster has more pods than are kept; answers lack the others");
+                tracing::error!(limit = MAX_PODS, "more pods than the limit, the rest are left out of answers");
             }
         }
     }

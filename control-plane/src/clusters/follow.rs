@@ -166,7 +166,7 @@ impl State {
             }
         };
         if link.insecure {
-            tracing::warn!(cluster, "the API server of this linked cluster does not prove who it is");
+            tracing::warn!(cluster, "TLS verification of this linked cluster's API server is disabled");
         }
         let settings = Cluster {
             trust_domain: link.trust_domain.clone(),

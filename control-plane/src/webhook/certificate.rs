@@ -158,7 +158,7 @@ impl CertificateKeeper {
     fn report(&self, plan: &Plan, said: &mut Option<String>) {
         match &plan.problem {
             Some(problem) if said.as_ref() != Some(problem) => {
-                tracing::error!(webhook = self.webhook.component, %problem, "webhook certificate");
+                tracing::error!(webhook = self.webhook.component, %problem, "webhook certificate is invalid");
                 self.events.warning("CertificateInvalid", problem.clone(), self.secret());
             }
             _ => {}
@@ -173,7 +173,7 @@ impl CertificateKeeper {
     }
 
     fn report_failed_watch(&self, kind: &str, name: &str, error: &impl std::fmt::Display) {
-        tracing::warn!(kind, name, %error, "cannot be watched, trying again");
+        tracing::warn!(kind, name, %error, "object cannot be watched, retrying");
         if self.current.get().is_none() {
             self.gate.explain(format!("{kind} {name} cannot be watched: {error}"));
         }

@@ -135,7 +135,8 @@ impl Injector {
         match parts.await {
             Ok((object, config, namespace)) => answer(self, request, object, namespace.as_ref(), &config),
             Err(error) => {
-                tracing::error!(%error, kind = request.kind.kind, namespace = request.namespace, "cannot decide");
+                let (kind, namespace) = (&request.kind.kind, &request.namespace);
+                tracing::error!(%error, kind, namespace, "cannot decide about injection");
                 let mut response = denied(request, format!("{error:#}"));
                 response.result.code = 500;
                 response.result.reason = kube::core::response::reason::INTERNAL_ERROR.to_owned();

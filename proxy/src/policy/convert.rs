@@ -36,7 +36,11 @@ pub(crate) enum PolicyError {
 pub(crate) fn in_force(message: proto::Server, port: u16, detect_timeout: Duration) -> ServerPolicy {
     server(message, detect_timeout).unwrap_or_else(|error| {
         let error: &dyn std::error::Error = &error;
-        tracing::error!(port, error, "policy cannot be read, denying every client: do controller and proxy fit?");
+        tracing::error!(
+            port,
+            error,
+            "policy cannot be read, denying every client: are the controller and the proxy of compatible versions?"
+        );
         ServerPolicy::denied("invalid-policy", detect_timeout)
     })
 }

@@ -24,7 +24,9 @@ pub(crate) fn resource(config: &TraceConfig) -> Resource {
     if let Some(path) = &config.labels {
         match read(path) {
             Ok(labels) => named.extend(parse(&labels)),
-            Err(error) => tracing::warn!(%error, path = %path.display(), "spans are without the pod's labels"),
+            Err(error) => {
+                tracing::warn!(%error, path = %path.display(), "cannot read the pod's labels, spans will not have them");
+            }
         }
     }
     named.extend(parse(&config.attributes));

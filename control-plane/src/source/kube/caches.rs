@@ -219,7 +219,7 @@ impl Cache {
         if self.trouble.as_ref() == Some(&trouble) {
             tracing::debug!(kind, problem, "watch still fails");
         } else if trouble.lasting {
-            tracing::error!(kind, problem, "watch fails until somebody acts, retrying");
+            tracing::error!(kind, problem, "watch fails and needs action, retrying");
         } else if self.listed {
             tracing::warn!(kind, problem, "watch interrupted, the last state stays in force");
         } else {

@@ -125,7 +125,7 @@ fn apply(sources: &Sources, current: &Settings, gate: &Gate, events: &Events, sa
             }
             let in_force =
                 if current.get().is_some() { "the old settings stay in force" } else { "nothing is injected" };
-            tracing::error!(%problem, in_force, "injection settings");
+            tracing::error!(%problem, in_force, "injection settings are invalid");
             let config_map = ObjectReference {
                 api_version: Some("v1".to_owned()),
                 kind: Some("ConfigMap".to_owned()),
