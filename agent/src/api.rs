@@ -352,13 +352,13 @@ mod tests {
             tracking("older", None, Some(Problem::Annotation(bad))),
         ];
         let kernel = vec![enrolled("running", 1), enrolled("changed", 2), enrolled("deleted", 3), enrolled("older", 4)];
-        let told: Vec<_> = pods(&kernel, Some(known))
+        let reported: Vec<_> = pods(&kernel, Some(known))
             .into_iter()
             .map(|pod| (pod.pod.unwrap().name, pod.uid, PodState::try_from(pod.state).unwrap(), pod.reason.is_empty()))
             .collect();
         let row = |name: &str, uid: &str, state, fine| (name.to_owned(), uid.to_owned(), state, fine);
         assert_eq!(
-            told,
+            reported,
             [
                 row("running", "uid-running", PodState::Enrolled, true),
                 row("changed", "uid-changed", PodState::Enrolled, false),
@@ -372,7 +372,7 @@ mod tests {
 
     #[test]
     fn nobody_leaves_before_the_first_list() {
-        let told = pods(&[enrolled("running", 1)], None);
-        assert_eq!(told[0].state(), PodState::Enrolled);
+        let reported = pods(&[enrolled("running", 1)], None);
+        assert_eq!(reported[0].state(), PodState::Enrolled);
     }
 }

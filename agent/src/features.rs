@@ -504,8 +504,9 @@ mod tests {
             let (features, refusal) = without(lacks);
             assert_eq!((refusal, cookie_source(&features)), (None, CookieSource::Sockets), "{lacks:?}");
             assert!(check(&features).is_ok());
-            let told = features.iter().map(ApiFeature::from).filter(|feature| feature.detail.starts_with("degraded: "));
-            assert_eq!(told.count(), lacks.len());
+            let reported =
+                features.iter().map(ApiFeature::from).filter(|feature| feature.detail.starts_with("degraded: "));
+            assert_eq!(reported.count(), lacks.len());
         }
         assert_eq!(cookie_source(&without(&[Probe::Jit]).0), CookieSource::Kernel);
     }
@@ -539,15 +540,15 @@ mod tests {
         };
         let features = examine_with(None, optional);
         assert!(check(&features).is_ok());
-        let told: Vec<ApiFeature> = features.iter().map(Into::into).collect();
-        let of = |name: &str| told.iter().find(|feature| feature.name == name).expect("it is in the table").clone();
+        let reported: Vec<ApiFeature> = features.iter().map(Into::into).collect();
+        let of = |name: &str| reported.iter().find(|feature| feature.name == name).expect("it is in the table").clone();
         assert_eq!(of("pidfd_getfd").found(), FeatureFound::No);
         assert!(of("pidfd_getfd").detail.contains("until they start again"), "the function that is missing is named");
         assert_eq!((found(&of("map hash")), of("map hash").detail.as_str()), ("unknown", "not permitted"));
         assert_eq!((need(&of("lockdown")), of("lockdown").detail.as_str()), ("noted", "confidentiality"));
-        let text = table(&told).to_string();
+        let text = table(&reported).to_string();
         assert!(text.contains("SO_NETNS_COOKIE") && text.contains("confidentiality"), "{text}");
-        assert_eq!(json(&told)[0]["name"], "BTF of the kernel");
+        assert_eq!(json(&reported)[0]["name"], "BTF of the kernel");
     }
 
     #[test]

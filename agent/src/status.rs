@@ -45,10 +45,10 @@ fn text(status: &StatusResponse, output: Output) -> String {
 /// Prints the features of the kernel and the host, without an agent. False when a required one is missing.
 pub(crate) fn features(output: Output, as_on: Option<features::Linux>) -> (String, bool) {
     let found = features::examine(as_on);
-    let told: Vec<_> = found.iter().map(Into::into).collect();
+    let features: Vec<_> = found.iter().map(Into::into).collect();
     let text = match output {
-        Output::Json => format!("{}\n", features::json(&told)),
-        Output::Table => format!("{}\n", features::table(&told)),
+        Output::Json => format!("{}\n", features::json(&features)),
+        Output::Table => format!("{}\n", features::table(&features)),
     };
     (text, !found.iter().any(features::Feature::is_missing))
 }

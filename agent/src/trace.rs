@@ -341,8 +341,8 @@ mod tests {
     fn a_command_that_is_not_text_is_traced() {
         let mut event = kernel_event();
         event.command[..6].copy_from_slice(b"\xff\x1b[2J\0");
-        let told = describe(&event, None, &Names::default(), 0).unwrap();
-        assert_eq!(told.command, "\u{fffd}\x1b[2J");
+        let described = describe(&event, None, &Names::default(), 0).unwrap();
+        assert_eq!(described.command, "\u{fffd}\x1b[2J");
     }
 
     #[test]

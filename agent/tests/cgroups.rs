@@ -120,14 +120,14 @@ fn status_tells_what_the_kernel_has() {
         assert_eq!(feature["found"], "yes", "{feature}");
     }
     // The same without an agent.
-    let told = Command::new(AGENT).args(["features", "-o", "json"]).output().unwrap();
-    assert!(told.status.success(), "{told:?}");
-    let told: Value = serde_json::from_slice(&told.stdout).unwrap();
+    let output = Command::new(AGENT).args(["features", "-o", "json"]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let reported: Value = serde_json::from_slice(&output.stdout).unwrap();
     let of = |features: &Value, name: &str| {
         features.as_array().unwrap().iter().find(|feature| feature["name"] == name).cloned().unwrap()
     };
     for name in ["SO_NETNS_COOKIE", "bpf_get_netns_cookie in getsockopt", "links to network namespaces"] {
-        assert_eq!(of(&told, name), of(&status["features"], name));
+        assert_eq!(of(&reported, name), of(&status["features"], name));
     }
 }
 
@@ -136,9 +136,9 @@ fn status_tells_what_the_kernel_has() {
 fn features_without_rights_are_unknown() {
     let mut command = Command::new("setpriv");
     let drop_all = ["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"];
-    let told = command.args(drop_all).arg(AGENT).args(["features", "-o", "json"]).output().unwrap();
-    let told: Value = serde_json::from_slice(&told.stdout).unwrap_or_else(|error| panic!("{error}: {told:?}"));
-    let features = told.as_array().unwrap();
+    let output = command.args(drop_all).arg(AGENT).args(["features", "-o", "json"]).output().unwrap();
+    let reported: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"));
+    let features = reported.as_array().unwrap();
     let ring = features.iter().find(|feature| feature["name"] == "map ringbuf").unwrap();
     assert_eq!(ring["found"], "unknown", "{ring}");
     assert!(ring["detail"].as_str().unwrap().contains("not permitted"), "{ring}");

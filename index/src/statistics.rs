@@ -1,4 +1,4 @@
-//! How much the index holds, who listens, and how often they had something to hear, for metrics.
+//! How much the index holds, how many streams follow it, and how many updates were published, for metrics.
 
 use std::{
     collections::{BTreeMap, HashMap},

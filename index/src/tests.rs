@@ -100,7 +100,7 @@ fn changed<T: Clone>(rx: &mut watch::Receiver<T>) -> Option<T> {
     rx.has_changed().unwrap().then(|| rx.borrow_and_update().clone())
 }
 
-/// A client's stream: it asks again when its view ends, and hears of what differs.
+/// A client's stream: it asks again when its view ends, and receives the differences.
 struct Stream<'a, T> {
     ask: Box<dyn Fn() -> View<T> + 'a>,
     view: View<T>,

@@ -29,12 +29,12 @@ pub(crate) enum Fault {
     None,
     /// Each piece waits before it is passed on.
     Delay(Duration),
-    /// Something ends it after so many bytes in one direction.
+    /// Something ends it after this number of bytes in one direction.
     After(Toward, usize, Cut),
 }
 
 impl Fault {
-    /// Every cut, after none of the bytes and after so many, in both directions.
+    /// Every cut, after none of the bytes and after this number, in both directions.
     pub(crate) fn at(to_server: usize, to_client: usize) -> impl Iterator<Item = Self> {
         let places =
             [(Toward::Server, 0), (Toward::Server, to_server), (Toward::Client, 0), (Toward::Client, to_client)];

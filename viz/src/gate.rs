@@ -72,7 +72,7 @@ impl Access {
     }
 }
 
-/// Somebody whom Kubernetes knows.
+/// An authenticated Kubernetes user.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Caller {
     /// The user's name.

@@ -1,6 +1,6 @@
 //! `kube`, `kernels`, `dist`, `bare`, `record`, `completions`: the program `weft-lab`, built when it is first asked for.
 //!
-//! What a cluster, an emulator or an image takes is most of the developers' code, and most days nobody runs it.
+//! Code for clusters, emulators and images is most of xtask's and is rarely run.
 
 use std::{
     ffi::OsString,

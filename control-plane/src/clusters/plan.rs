@@ -46,7 +46,7 @@ pub(super) struct Plan {
     followed: BTreeMap<String, Link>,
     /// When clusters were last started, whether or not they are followed still.
     started: BTreeMap<String, Instant>,
-    /// Clusters that are one too many, each reported once.
+    /// Clusters beyond the limit, each reported once.
     excess: BTreeSet<String>,
     unusable: Vec<Unusable>,
 }
@@ -151,7 +151,7 @@ impl Plan {
         (actions, next)
     }
 
-    /// Reports that a cluster is one too many. It is followed as soon as another is followed no longer.
+    /// Reports that a cluster is beyond the limit. It is followed as soon as another is followed no longer.
     fn refuse(&mut self, cluster: String) {
         let secret = self.secrets.iter().find(|(_, entry)| entry.cluster == cluster && entry.link.is_some());
         if let Some((secret, entry)) = secret.filter(|_| !self.excess.contains(&cluster)) {

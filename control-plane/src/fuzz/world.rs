@@ -27,7 +27,7 @@ use crate::{
     stream::Answering,
 };
 
-/// Streams that stay open: so many clients there are at a time.
+/// Streams that stay open: this number of clients at a time.
 const STREAMS: usize = 32;
 /// The most questions of a stream of a federated Service before it has something to say.
 const QUESTIONS: usize = 3;

@@ -59,7 +59,7 @@ impl Clock {
         clock
     }
 
-    /// Sets the clock by so many seconds off the machine's.
+    /// Sets the clock `seconds` off the machine's.
     fn set(&self, seconds: i64) {
         let new = self.offset.with_extension("new");
         fs::write(&new, format!("{seconds:+}")).unwrap();

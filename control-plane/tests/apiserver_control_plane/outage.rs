@@ -97,7 +97,7 @@ impl Disturbed {
         Self { world, link, destination, updates, second }
     }
 
-    /// Requests of the destination controller for a kind since there were so many lines: watches, or lists.
+    /// Requests of the destination controller for a kind after the first `since` lines: watches, or lists.
     fn requests(&self, kind: &str, watches: bool, since: usize) -> usize {
         let path = format!("/{kind}?");
         let lines = self.destination.lines("API request");

@@ -41,7 +41,7 @@ const HISTORIES: u32 = 300;
 const FORMS: usize = 3000;
 /// Nodes among them, the first.
 const NODES: usize = 3;
-/// Of all questions, each history asks one in so many.
+/// Of all questions, each history asks one in this number.
 const SHARE: usize = 8;
 
 /// An object, as the model and as the index read it.

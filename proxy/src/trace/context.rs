@@ -207,7 +207,7 @@ fn context(trace_id: u128, span_id: u128, format: Format) -> Option<Context> {
     (trace_id != 0 && span_id != 0).then_some(Context { trace_id, span_id, format })
 }
 
-/// A number of exactly so many hexadecimal digits, at most 32.
+/// A number of exactly `digits` hexadecimal digits, at most 32.
 fn hex(text: &str, digits: usize) -> Option<u128> {
     let is_hex = text.len() == digits && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_hex.then(|| u128::from_str_radix(text, 16).ok())?

@@ -113,7 +113,7 @@ impl Spans {
         }
     }
 
-    /// So many spans were exported or dropped.
+    /// Counts spans that were exported or dropped.
     pub(super) fn finished(&self, spans: usize) {
         if self.state.pending.fetch_sub(spans, Ordering::Release) == spans {
             self.state.done.notify_waiters();

@@ -35,7 +35,7 @@ pub(in crate::trace) const QUICK: Pace = Pace {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Accept,
-    /// Accepts all but so many spans.
+    /// Accepts all but this number of spans.
     Partly(i64),
     Refuse(Code),
     Never,
@@ -98,7 +98,7 @@ impl Collector {
             .collect()
     }
 
-    /// Waits until it has so many spans.
+    /// Waits until it has `count` spans.
     pub(crate) async fn has(&self, count: usize) -> Vec<Seen> {
         eventually("all spans are there", || self.spans().len() >= count).await;
         self.spans()

@@ -38,7 +38,7 @@ fn request(traceparent: &str) -> Request<()> {
     request.header("tracestate", "vendor=1").body(()).unwrap()
 }
 
-/// Ends so many spans.
+/// Ends this number of spans.
 fn end(tracing: &Tracing, spans: usize) {
     for _ in 0..spans {
         tracing.begin(&mut request(SAMPLED), Kind::Server, Direction::Inbound).responded(StatusCode::OK);

@@ -72,7 +72,7 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Proxy {
     state: Mutex<ProxyState>,
-    /// Who holds it scrapes.
+    /// Held by the task that is scraping.
     turn: tokio::sync::Mutex<()>,
 }
 

@@ -73,7 +73,7 @@ pub(crate) struct Page {
     pub(crate) new: Vec<New>,
     /// The bits of `process_start_time_seconds`.
     pub(crate) started: Option<u64>,
-    /// Lines that were one too many.
+    /// Lines beyond the limit.
     pub(crate) excess: u32,
 }
 
@@ -190,7 +190,7 @@ impl Lines {
         &self.series
     }
 
-    /// Those of the page after this one: none yet, with room for so many.
+    /// Those of the page after this one: none yet, with room for `lines`.
     pub(crate) fn followed_by(&self, lines: usize) -> Self {
         Self {
             hasher: self.hasher.clone(),

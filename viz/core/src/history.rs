@@ -41,7 +41,7 @@ pub(crate) struct History {
     /// The bits of `process_start_time_seconds`.
     started: Option<u64>,
     scrapes: u32,
-    /// Lines of the last scrape that were one too many.
+    /// Lines of the last scrape that were beyond the limit.
     excess: u32,
 }
 

@@ -51,7 +51,7 @@ impl Interner {
         series
     }
 
-    /// The number of a bound; `None` for one too many.
+    /// The number of a bound; `None` beyond the limit.
     pub(crate) fn bound(&mut self, family: Family, bound: f64) -> Option<u8> {
         let number = match self.numbers.get(&bound.to_bits()) {
             Some(known) => *known,

@@ -215,7 +215,7 @@ fn untapped(pod: &Pod, running: usize) -> Option<String> {
                 .to_owned(),
         ),
         Some(_) if running >= MOST_PROXIES => {
-            Some(format!("is one too many: {MOST_PROXIES} proxies are tapped at a time; name fewer pods"))
+            Some(format!("is beyond the limit: {MOST_PROXIES} proxies are tapped at a time; name fewer pods"))
         }
         Some(_) => None,
     }

@@ -126,7 +126,7 @@ async fn answer(stream: TcpStream, number: usize, scrapes: Arc<Vec<AtomicU64>>) 
     }
 }
 
-/// What a proxy exposes that has answered so many requests, of which one in ten failed, all within 3 ms.
+/// What a proxy exposes that has answered this number of requests, of which one in ten failed, all within 3 ms.
 fn exposition(requests: u64) -> String {
     let mut text = String::from("process_start_time_seconds 1\n");
     let mut side = |labels: &str| {

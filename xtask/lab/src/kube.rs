@@ -160,7 +160,7 @@ enum Images {
     Built,
 }
 
-/// A cluster of that name, with at least so many nodes, with those images: the one that runs, or a new one.
+/// A cluster of that name, with at least this number of nodes, with those images: the one that runs, or a new one.
 ///
 /// # Errors
 /// When something that it takes is missing and cannot be installed, or a component does not start.

@@ -127,7 +127,7 @@ fn class(cell: &vt100::Cell) -> &'static str {
     }
 }
 
-/// At most so many lines: those in the middle are left out, and counted.
+/// At most this number of lines: those in the middle are left out, and counted.
 fn cut(mut lines: Vec<Vec<Span>>, most: usize) -> Vec<Vec<Span>> {
     if lines.len() > most {
         let (head, left_out) = (most / 2, lines.len() - most + 1);

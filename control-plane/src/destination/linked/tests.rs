@@ -147,7 +147,7 @@ impl Client {
         parts.join(" ")
     }
 
-    /// Whether the client hears of nothing.
+    /// Whether the client receives nothing.
     async fn is_silent(&mut self) -> bool {
         self.pending.is_empty() && timeout(SILENCE, self.frames.next()).await.is_err()
     }

@@ -258,7 +258,7 @@ async fn connections_are_counted_by_what_becomes_of_them() {
 /// The labels of connections to the application.
 const FORWARDED: &str = r#"direction="inbound",peer="dst",tls="no_identity",no_tls_reason="loopback""#;
 
-/// Waits until so many connections have been closed with these labels and errors, and none with others.
+/// Waits until these numbers of connections have been closed with these labels and errors, and none with others.
 async fn expect_ends(world: &World, ends: &[(&str, &str, u64)]) {
     let ends: Vec<_> = ends.iter().map(|(of, errno, count)| (format!(r#"{of},errno="{errno}""#), *count)).collect();
     let ends: Vec<_> = ends.iter().map(|(labels, count)| (labels.as_str(), *count)).collect();

@@ -26,7 +26,7 @@ fn member(world: &World, alpn: &[&[u8]]) -> Arc<ClientConfig> {
     world.mesh.credentials(CLIENT).client_config(&OWN.parse().unwrap(), alpn)
 }
 
-/// Waits until so many connections to `target` have failed like this.
+/// Waits until `expected` connections to `target` have failed like this.
 async fn expect_failed(world: &World, error: &str, target: SocketAddr, expected: u64) {
     let (error, target) = (format!(r#"error="{error}""#), format!(r#"target_addr="{target}""#));
     eventually(world, |text| world.counted(text, "inbound_tcp_errors_total", &[&error, &target]) == expected).await;

@@ -201,7 +201,7 @@ impl Pinged {
         self.client.send_request(request).await.unwrap()
     }
 
-    /// Waits for so many further pings.
+    /// Waits for `pings` further pings.
     async fn more(&self, pings: usize) {
         let before = self.count();
         crate::testing::eventually("the connection is pinged", || self.count() >= before + pings).await;

@@ -294,7 +294,7 @@ fn random(rng: &mut StdRng, hop: Hop) -> Fault {
         4..6 => Fault::After(toward, bytes, Cut::Reset),
         6..8 => Fault::After(toward, bytes, Cut::Close),
         8 => Fault::After(toward, bytes, Cut::HalfClose),
-        // A client that hears nothing more, because its own connection is silent, has to have its own deadline.
+        // A client that receives nothing more, because its own connection is silent, has to have its own deadline.
         _ if hop == Hop::ToOutbound => Fault::After(toward, bytes, Cut::Reset),
         _ => Fault::After(toward, bytes, Cut::Silence),
     }

@@ -173,7 +173,7 @@ fn resident() -> u64 {
 /// How many requests of another client were answered.
 type Answered = watch::Receiver<usize>;
 
-/// Waits while another client gets so many answers that whatever could happen to a flood has happened.
+/// Waits while another client gets enough answers that whatever could happen to a flood has happened.
 async fn in_vain(mut answered: Answered) {
     let before = *answered.borrow();
     // Whether the other client is still there is checked in the end.

@@ -26,7 +26,7 @@ pub(super) enum Act {
     Stall,
     /// Ends the stream with a gRPC status in trailers.
     Grpc(&'static str),
-    /// Answers with so many bytes in its head.
+    /// Answers with this number of bytes in its head.
     Head(usize),
 }
 
@@ -275,7 +275,7 @@ async fn a_request_has_its_time_for_the_whole_response() {
     }
 }
 
-/// The policy with endpoints that rest after so many failures.
+/// The policy with endpoints that rest after `max_failures` failures.
 pub(super) fn ejecting(mut policy: OutboundPolicy, max_failures: u32) -> OutboundPolicy {
     let Some(proxy_protocol::Kind::Detect(detect)) =
         policy.protocol.as_mut().and_then(|protocol| protocol.kind.as_mut())
