@@ -235,10 +235,12 @@ pub(crate) struct DestinationArgs {
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set, num_args = 0..=1,
         default_missing_value = "true")]
     pub(crate) ext_endpoint_zone_weights: bool,
-    /// Parameters of HTTP/2 connections to meshed endpoints, JSON as in Linkerd's chart; empty leaves them to the proxy.
+    /// Parameters of HTTP/2 connections to meshed endpoints, JSON as in Linkerd's chart; empty leaves them to the
+    /// proxy.
     #[arg(long, value_name = "JSON", default_value = http2::DEFAULT)]
     pub(crate) meshed_http2_client_params: MeshedHttp2,
-    /// Follow the clusters that Secrets in the control plane's namespace link, and announce endpoints of Services there.
+    /// Follow the clusters that Secrets in the control plane's namespace link, and announce endpoints of Services
+    /// there.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set, num_args = 0..=1,
         default_missing_value = "true")]
     pub(crate) enable_remote_discovery: bool,
@@ -295,7 +297,8 @@ pub(crate) struct PolicyArgs {
     /// Namespace whose EgressNetworks apply to clients of all namespaces that have none of their own.
     #[arg(long, default_value = "linkerd-egress")]
     pub(crate) global_egress_network_namespace: String,
-    /// Let a route send traffic to a Service of another namespace only where a ReferenceGrant of that namespace permits it.
+    /// Let a route send traffic to a Service of another namespace only where a ReferenceGrant of that namespace permits
+    /// it.
     #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub(crate) require_reference_grants: bool,
     /// Let clients set timeouts and retries of single requests by headers, such as `l5d-timeout`.

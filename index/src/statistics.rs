@@ -45,8 +45,8 @@ pub struct Views {
     pub subscribers: usize,
 }
 
-/// What tells the clients of a Service's endpoints apart, as far as Linkerd's metrics do. Clients choose none of it freely: a
-/// hostname counts only if there is an endpoint with it.
+/// What tells the clients of a Service's endpoints apart, as far as Linkerd's metrics do. Clients choose none of it
+/// freely: a hostname counts only if there is an endpoint with it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointsLabels {
     /// The Service.

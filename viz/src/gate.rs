@@ -1,7 +1,8 @@
 //! Who may ask: TokenReview says who a caller is, SubjectAccessReview what it may.
 //!
-//! Both answers are kept for a short time, so that a dashboard that asks every second costs the API server two requests a minute.
-//! A right that was taken away, or a token that was revoked, counts for at most [`KEEP`] more; an expired token not at all.
+//! Both answers are kept for a short time, so that a dashboard that asks every second costs the API server two requests
+//! a minute. A right that was taken away, or a token that was revoked, counts for at most [`KEEP`] more; an expired
+//! token not at all.
 
 use std::{
     collections::BTreeMap,
@@ -113,7 +114,8 @@ impl Gate {
     /// Who sends a request.
     ///
     /// # Errors
-    /// UNAUTHENTICATED without a token or with one that Kubernetes does not accept, UNAVAILABLE when it cannot be asked.
+    /// UNAUTHENTICATED without a token or with one that Kubernetes does not accept, UNAVAILABLE when it cannot be
+    /// asked.
     pub(crate) async fn caller(&self, headers: &HeaderMap) -> Result<Arc<Caller>, Status> {
         let token = bearer(headers)?;
         let key: [u8; 32] = Sha256::digest(token).into();
@@ -252,7 +254,8 @@ fn caller(user: UserInfo) -> Caller {
     }
 }
 
-/// How long a token is valid still, if it is a JWT that says so. Kubernetes has verified it: this only shortens what is kept.
+/// How long a token is valid still, if it is a JWT that says so. Kubernetes has verified it: this only shortens what is
+/// kept.
 fn remaining(token: &str) -> Option<Duration> {
     #[derive(Deserialize)]
     struct Claims {

@@ -1,4 +1,5 @@
-//! `kube`, `kernels`, `dist`, `bare`, `record`, `completions`: the program `weft-lab`, built when it is first asked for.
+//! `kube`, `kernels`, `dist`, `bare`, `record`, `completions`: the program `weft-lab`, built when it is first asked
+//! for.
 //!
 //! Code for clusters, emulators and images is most of xtask's and is rarely run.
 

@@ -112,8 +112,8 @@ impl Plan {
         std::mem::take(&mut self.unusable)
     }
 
-    /// What to do now, and when to ask again although nothing has changed by then. A cluster whose Secret cannot be used
-    /// (any more) is followed as before; without a Secret it is not.
+    /// What to do now, and when to ask again although nothing has changed by then. A cluster whose Secret cannot be
+    /// used (any more) is followed as before; without a Secret it is not.
     pub(super) fn due(&mut self, now: Instant) -> (Vec<Action>, Option<Instant>) {
         // A list that is incomplete does not say what is gone.
         if self.listing.is_some() {

@@ -1,5 +1,5 @@
-//! A wall clock that is set forward and back while processes of the control plane run, as NTP does on a machine that slept.
-//! libfaketime moves `CLOCK_REALTIME` of the real programs, and nothing else.
+//! A wall clock that is set forward and back while processes of the control plane run, as NTP does on a machine that
+//! slept. libfaketime moves `CLOCK_REALTIME` of the real programs, and nothing else.
 
 use std::{fs, path::PathBuf};
 

@@ -1,8 +1,8 @@
 //! The control plane while its API server is gone, hangs, lags behind another one, or has forgotten what happened.
 //!
 //! One destination controller and its streams live through all of it, one disturbance after the other; the policy
-//! controller's lease runs out beside that. `WEFT_TEST_API_OUTAGE_SECONDS` makes the outage longer, and has the test wait
-//! until watches that hang are given up, too.
+//! controller's lease runs out beside that. `WEFT_TEST_API_OUTAGE_SECONDS` makes the outage longer, and has the test
+//! wait until watches that hang are given up, too.
 
 use std::{
     collections::BTreeSet,
@@ -25,8 +25,8 @@ use crate::{
     world::{Updates, World, api_server_address},
 };
 
-/// How long the API server is gone: longer than a holder keeps a lease that it cannot renew, and than any watch waits for
-/// its next attempt.
+/// How long the API server is gone: longer than a holder keeps a lease that it cannot renew, and than any watch waits
+/// for its next attempt.
 const OUTAGE: Duration = Duration::from_secs(12);
 /// How often all connections are ended, in a row, and the time between two of these.
 const CUTS: u64 = 5;
@@ -166,8 +166,8 @@ impl Disturbed {
         self.has_watches_up(KINDS.len()).await;
     }
 
-    /// The last state stays in force, for old and new streams. The API server that comes back has nothing of what happened
-    /// before etcd was compacted.
+    /// The last state stays in force, for old and new streams. The API server that comes back has nothing of what
+    /// happened before etcd was compacted.
     async fn the_api_server_is_gone_and_another_one_has_forgotten(&mut self, outage: Duration) -> (Process, Link) {
         let world = &self.world;
         world.apply(world.slice("web-1", "192.0.2.1")).await;
@@ -263,7 +263,8 @@ impl Disturbed {
         (policy, link)
     }
 
-    /// Of what was pending and what came since, another replica writes what is missing as soon as the lease has run out.
+    /// Of what was pending and what came since, another replica writes what is missing as soon as the lease has run
+    /// out.
     async fn what_the_leader_left_is_written_once(&self, heir: &Process) {
         let world = &self.world;
         for number in 0..ROUTES {
@@ -334,8 +335,8 @@ impl Disturbed {
         self.has_watches_up(KINDS.len()).await;
         self.world.apply(self.world.slice("web-6", "192.0.2.6")).await;
         assert_eq!(self.updates.next().await, "+192.0.2.6:8080");
-        // The next renewal is sent on the connection of this one, unless another request takes it over first. Then there is
-        // no answer to be lost, and it is tried again.
+        // The next renewal is sent on the connection of this one, unless another request takes it over first. Then
+        // there is no answer to be lost, and it is tried again.
         let (lost, conflicts) = (lines("lost lease"), lines("\"status\":409"));
         let mut began = Instant::now();
         eventually("an answer that was lost", PATIENCE * 3, async || {
@@ -377,7 +378,8 @@ async fn newest(client: &Client) -> String {
     list["metadata"]["resourceVersion"].as_str().unwrap().to_owned()
 }
 
-/// The HTTPRoute whose status a request of the audit log writes, and whether the API server answered that it was written.
+/// The HTTPRoute whose status a request of the audit log writes, and whether the API server answered that it was
+/// written.
 fn written_status(line: &str, namespace: &str) -> Option<(String, bool)> {
     let request: Value = serde_json::from_str(line).ok()?;
     let object = &request["objectRef"];

@@ -2,13 +2,14 @@
 //! objects that are left.
 //!
 //! `random` compares the index with another index, which has the same rules. The model shares nothing with it but the
-//! settings of a cluster: it is slow, reads objects as JSON, keeps nothing, and looks at all objects for each question. It was
-//! written from the contract (sections are cited), not from the index; where it follows a rule of ours that is not
-//! Linkerd's, it says so.
+//! settings of a cluster: it is slow, reads objects as JSON, keeps nothing, and looks at all objects for each question.
+//! It was written from the contract (sections are cited), not from the index; where it follows a rule of ours that is
+//! not Linkerd's, it says so.
 //!
-//! A history begins with a list and goes on with batches of applies, deletes, duplicates, older versions after newer ones,
-//! objects that come and go within a batch, and lists of a kind in which some are missing. Its streams stay open all the
-//! time. `WEFT_INDEX_HISTORIES=1000000 cargo test --release -p weft-index model` goes on for longer than the suite does.
+//! A history begins with a list and goes on with batches of applies, deletes, duplicates, older versions after newer
+//! ones, objects that come and go within a batch, and lists of a kind in which some are missing. Its streams stay open
+//! all the time. `WEFT_INDEX_HISTORIES=1000000 cargo test --release -p weft-index model` goes on for longer than the
+//! suite does.
 
 mod answers;
 mod endpoints;
@@ -55,7 +56,8 @@ struct Form {
 enum Step {
     Apply(usize),
     Delete(usize),
-    /// The newest object once more, or another one of the past: a duplicate if it has not changed, an older version if it has.
+    /// The newest object once more, or another one of the past: a duplicate if it has not changed, an older version if
+    /// it has.
     Again(usize),
     /// It comes, goes, and comes again in another form.
     Flap(usize, usize),
@@ -216,8 +218,8 @@ impl Past {
     }
 }
 
-/// Applies a history; compares some answers after each batch, and all that are asked at the end. The result is the number of
-/// events.
+/// Applies a history; compares some answers after each batch, and all that are asked at the end. The result is the
+/// number of events.
 fn check(history: &History) -> Result<usize, TestCaseError> {
     let cluster = settings(history.settings);
     let mut index = Index::new(cluster.clone());

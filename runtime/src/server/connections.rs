@@ -1,12 +1,13 @@
 //! The connections of one listener, and which of them is closed when there are too many.
 //!
-//! A new connection never waits. When its source has as many as one may have, it replaces another of the source; when the
-//! listener is full, it replaces one of the source that has most. Candidates are, in this order: connections whose request
-//! has not arrived yet or that have none, of these the ones that never had an answer other than an error of the client's,
-//! of these the ones that never finished a request, of these the one that has waited longest. So a flood of silent
-//! connections, or of requests that are refused, displaces itself, and a client with earlier requests, such as an API
-//! server between two reviews, keeps its connection. A connection that is being answered is closed only if the listener is full and its source has more than its
-//! share. A source has also a bound on the requests that are being answered, whichever connections they are on.
+//! A new connection never waits. When its source has as many as one may have, it replaces another of the source; when
+//! the listener is full, it replaces one of the source that has most. Candidates are, in this order: connections whose
+//! request has not arrived yet or that have none, of these the ones that never had an answer other than an error of the
+//! client's, of these the ones that never finished a request, of these the one that has waited longest. So a flood of
+//! silent connections, or of requests that are refused, displaces itself, and a client with earlier requests, such as
+//! an API server between two reviews, keeps its connection. A connection that is being answered is closed only if the
+//! listener is full and its source has more than its share. A source has also a bound on the requests that are being
+//! answered, whichever connections they are on.
 //!
 //! All clients behind the pod's own sidecar count as one source, the sidecar; it has no bounds but the listener's.
 
@@ -260,8 +261,8 @@ impl Entry {
         (self.is_spare(), !self.useful, !self.served, Reverse(self.since), Reverse(id))
     }
 
-    /// How long the connection may stay unless something happens, and why not longer. What a peer has to do in time counts
-    /// by the connection's clock.
+    /// How long the connection may stay unless something happens, and why not longer. What a peer has to do in time
+    /// counts by the connection's clock.
     fn due(&self, limits: &Limits, counted: Duration) -> Option<(Duration, Overdue)> {
         let begun = self.receiving.first_key_value().map(|(_, begun)| *begun);
         let answering = self.answering.first_key_value().map(|(_, since)| *since);

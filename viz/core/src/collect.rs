@@ -1,4 +1,5 @@
-//! When proxies are scraped: on demand, a bounded number at a time, each with a deadline, and for as long as somebody asks.
+//! When proxies are scraped: on demand, a bounded number at a time, each with a deadline, and for as long as somebody
+//! asks.
 //!
 //! ```text
 //! answer ──> look ── asks the fleet for pods ──> proxies without two scrapes, or late: scrape, wait, scrape ──> View

@@ -1,7 +1,8 @@
-//! A proxy's metrics, read in the pieces that arrive: a page has a megabyte and more, and a mesh has 1,000 of them every ten seconds.
+//! A proxy's metrics, read in the pieces that arrive: a page has a megabyte and more, and a mesh has 1,000 of them
+//! every ten seconds.
 //!
-//! Owns which lines a proxy has, and how one is known again: by the hash of its name and labels, at the place where the page before
-//! had it.
+//! Owns which lines a proxy has, and how one is known again: by the hash of its name and labels, at the place where the
+//! page before had it.
 
 use std::{
     collections::HashMap,

@@ -5,8 +5,9 @@
 //!                           └─ no ─> the number of its series ─────────────┴─> sum by series ─> Sample, in varints
 //! ```
 //!
-//! Differences are taken line by line, before lines become one series: a line that the proxy evicts, because nothing used it for ten
-//! minutes, must not look like a counter that fell. Times are the collector's; the proxy's clock is only compared with itself.
+//! Differences are taken line by line, before lines become one series: a line that the proxy evicts, because nothing
+//! used it for ten minutes, must not look like a counter that fell. Times are the collector's; the proxy's clock is
+//! only compared with itself.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -240,8 +241,8 @@ impl History {
         self.samples.len()
     }
 
-    /// The scrapes whose distance is nearest to `window`, back from the newest that is not after `end`; `None` if there are not two
-    /// in the window.
+    /// The scrapes whose distance is nearest to `window`, back from the newest that is not after `end`; `None` if there
+    /// are not two in the window.
     pub(crate) fn span(&self, end: Instant, window: Duration) -> Option<Span> {
         let to = self.samples.iter().rposition(|sample| sample.at <= end)?;
         let newest = self.samples[to].at;

@@ -6,8 +6,8 @@
 //! pods that come and go, every two seconds ────────────┘
 //! ```
 //!
-//! A proxy sends no more requests than the rate allows, so that watching a busy service costs it little; a reader that is slow loses
-//! whole requests, not the ends of some.
+//! A proxy sends no more requests than the rate allows, so that watching a busy service costs it little; a reader that
+//! is slow loses whole requests, not the ends of some.
 
 mod convert;
 

@@ -1,4 +1,5 @@
-//! Pods that are objects alone, and what answers as their proxies: one server, which knows by its own address which proxy is asked.
+//! Pods that are objects alone, and what answers as their proxies: one server, which knows by its own address which
+//! proxy is asked.
 
 use std::{
     fmt::Write as _,

@@ -1,9 +1,9 @@
 //! `kube`: a real Kubernetes on this machine, for the tests and for developers.
 //!
-//! One cluster is one machine or several, each with its own network namespace and mount namespace. Everything that it has on
-//! the host is under [`STATE`] and [`DATA`], in control groups and network namespaces with its name, and in one pair of
-//! interfaces; [`down`] removes exactly these, whether the cluster is running or died half way. Several clusters with
-//! different names can run at once.
+//! One cluster is one machine or several, each with its own network namespace and mount namespace. Everything that it
+//! has on the host is under [`STATE`] and [`DATA`], in control groups and network namespaces with its name, and in one
+//! pair of interfaces; [`down`] removes exactly these, whether the cluster is running or died half way. Several
+//! clusters with different names can run at once.
 
 mod cgroup;
 mod cluster;

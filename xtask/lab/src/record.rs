@@ -1,8 +1,8 @@
 //! `record`: runs a command in a terminal and draws what it shows as a picture (SVG) for the documents.
 //!
-//! `script` (util-linux) makes the terminal, the crate `vt100` understands what is written to it, so that colours are those that
-//! a person sees and what was overwritten is gone. The lines appear one after the other; viewers with reduced motion, and
-//! programs that do not animate, get all of them.
+//! `script` (util-linux) makes the terminal, the crate `vt100` understands what is written to it, so that colours are
+//! those that a person sees and what was overwritten is gone. The lines appear one after the other; viewers with
+//! reduced motion, and programs that do not animate, get all of them.
 
 use std::{fmt::Write as _, fs, num::NonZeroU16, path::PathBuf, process::Command};
 

@@ -219,7 +219,8 @@ pub(super) async fn follow<F: Future<Output = bool>>(
     }
 }
 
-/// Whether an update shows that the watch works: it may fail in the middle of a list, each time, or after it is accepted.
+/// Whether an update shows that the watch works: it may fail in the middle of a list, each time, or after it is
+/// accepted.
 const fn works(update: &Update) -> bool {
     matches!(update, Update::ListEnds | Update::Changed(_) | Update::Deleted(_))
 }
