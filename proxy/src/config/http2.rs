@@ -11,6 +11,15 @@ use super::{
 
 /// The HTTP/2 connection window in bytes: 256 streams with Linkerd's window of 65,535.
 const CONNECTION_WINDOW: u32 = 16 << 20;
+/// What unread small DATA frames may cost a connection, in bytes of memory. Beyond it, h2 closes the connection with
+/// all its streams. h2 counts a frame of less than 256 bytes as the bytes that it lacks, about what its place in the
+/// queue takes. A stream's window full of messages of 20 bytes costs 773 KB; so this is enough for 86 such streams whose
+/// readers are slow, or for the 256 streams of a connection with messages of 52 bytes. h2's default is half the
+/// connection's window, 8 MiB, which 11 such streams use up.
+pub(crate) const SMALL_FRAMES: usize = 64 << 20;
+/// The window in bytes of connections that are accepted. hyper has no setting for what small frames may cost, and h2's
+/// default is half the window.
+const SERVER_CONNECTION_WINDOW: u32 = 2 * SMALL_FRAMES as u32;
 /// The largest window (RFC 9113 section 6.9.1).
 const MAX_WINDOW: u32 = (1 << 31) - 1;
 
@@ -35,7 +44,8 @@ pub(crate) struct Http2ServerConfig {
     pub(crate) adaptive_window: bool,
     /// Initial stream window in bytes.
     pub(crate) stream_window: u32,
-    /// Initial connection window in bytes.
+    /// Initial connection window in bytes. 128 MiB, where Linkerd's default is 1 MiB: half of it is [`SMALL_FRAMES`], and
+    /// 2,048 uploads that the application does not read leave room for others.
     pub(crate) connection_window: u32,
     /// Pings to silent clients.
     pub(crate) keepalive: Option<Keepalive>,
@@ -59,12 +69,12 @@ pub(crate) struct Http2ServerConfig {
 impl Http2Config {
     pub(super) fn parse(env: &Env<'_>) -> Result<Self, ConfigError> {
         let stream_window = window(env, "HTTP2_INITIAL_STREAM_WINDOW_SIZE")?.unwrap_or(65_535);
-        let connection_window = window(env, "HTTP2_INITIAL_CONNECTION_WINDOW_SIZE")?.unwrap_or(CONNECTION_WINDOW);
-        let server =
-            |group, max_streams| Http2ServerConfig::parse(env, group, (stream_window, connection_window), max_streams);
+        let connection_window = window(env, "HTTP2_INITIAL_CONNECTION_WINDOW_SIZE")?;
+        let server_windows = (stream_window, connection_window.unwrap_or(SERVER_CONNECTION_WINDOW));
+        let server = |group, max_streams| Http2ServerConfig::parse(env, group, server_windows, max_streams);
         Ok(Self {
             stream_window,
-            connection_window,
+            connection_window: connection_window.unwrap_or(CONNECTION_WINDOW),
             outbound_server: server("OUTBOUND_SERVER_HTTP2", 200)?,
             inbound_server: server("INBOUND_SERVER_HTTP2", 10_000)?,
         })

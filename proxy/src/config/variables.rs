@@ -255,8 +255,8 @@ pub(super) const GROUPS: &[Group] = &[
             ),
             Variable::new(
                 "INBOUND_SERVER_HTTP2_INITIAL_CONNECTION_WINDOW_SIZE",
-                "`HTTP2_INITIAL_CONNECTION_WINDOW_SIZE`",
-                "bytes in flight of one connection",
+                "`HTTP2_INITIAL_CONNECTION_WINDOW_SIZE`, or 134217728",
+                "bytes in flight of one connection; half of it bounds what small DATA frames cost",
             ),
             Variable::new(
                 "INBOUND_SERVER_HTTP2_ADAPTIVE_FLOW_CONTROL",
@@ -337,8 +337,8 @@ pub(super) const GROUPS: &[Group] = &[
             ),
             Variable::new(
                 "OUTBOUND_SERVER_HTTP2_INITIAL_CONNECTION_WINDOW_SIZE",
-                "`HTTP2_INITIAL_CONNECTION_WINDOW_SIZE`",
-                "bytes in flight of one connection",
+                "`HTTP2_INITIAL_CONNECTION_WINDOW_SIZE`, or 134217728",
+                "bytes in flight of one connection; half of it bounds what small DATA frames cost",
             ),
             Variable::new(
                 "OUTBOUND_SERVER_HTTP2_ADAPTIVE_FLOW_CONTROL",

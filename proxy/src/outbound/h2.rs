@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::endpoint::{ConnectError, Endpoint};
 use crate::{
-    config::Http2Config,
+    config::{Http2Config, SMALL_FRAMES},
     discover::endpoint::Pings,
     http::{
         body::{Again, Body, H2Body},
@@ -154,6 +154,7 @@ where
         .max_header_list_size(MAX_HEADER_LIST_BYTES)
         .initial_max_send_streams(initial_streams)
         .max_send_buffer_size(SEND_BUFFER)
+        .data_frame_budget(SMALL_FRAMES)
         .enable_push(false)
         .handshake(stream)
         .await?;

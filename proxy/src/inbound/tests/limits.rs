@@ -136,15 +136,16 @@ async fn unreading_app() -> SocketAddr {
 
 #[tokio::test]
 async fn uploads_that_nobody_reads_leave_room_for_others_on_their_connection() {
-    // The window of a connection is that of 256 streams. What comes beyond has to have no body.
+    // A window of 256 streams. What comes beyond has to have no body.
     let (window, stream) = (16 << 20, STREAM_WINDOW as usize);
+    let bounded = |config: &mut Config| config.http2.inbound_server.connection_window = window as u32;
     for (uploads, body, stalled) in [
         // The application and the proxy hold a window of each.
         (200, "some body", 2 * 200 * stream),
         // The application holds one of each upload that has its share of the proxy's.
         (300, "", window + 257 * stream),
     ] {
-        let world = World::new(unreading_app().await).await;
+        let world = World::with(unreading_app().await, bounded).await;
         let direct = world.connect(Via::Direct(Some(SessionProtocol::Http2)), Some(ELSEWHERE)).await;
         let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(direct)).await;
         let (mut sender, connection) = handshake.unwrap();

@@ -1,8 +1,9 @@
-//! Responses that their clients do not read.
+//! Responses that their clients do not read, and requests that their servers do not.
 
 use std::sync::atomic::AtomicUsize;
 
 use super::*;
+use crate::http::frames::{Received, frame, head, next_frame, preface, preface_with, stream};
 
 /// Of a response, more than all sockets on its way hold.
 const LARGE: usize = 128 * 1024 * 1024;
@@ -73,5 +74,116 @@ async fn a_client_of_http1_that_does_not_read_holds_its_server_up() {
             assert_ne!(read, 0, "{side}: the response ends after {received} bytes");
             received += read;
         }
+    }
+}
+
+const HEADERS: u8 = 1;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const WINDOW_UPDATE: u8 = 8;
+const ACK: u8 = 1;
+/// Statuses in HPACK's static table (RFC 7541, appendix A).
+const OK: u8 = 0x88;
+const NO_CONTENT: u8 = 0x89;
+/// RST_STREAM and GOAWAY.
+const FAILURES: [u8; 2] = [3, 7];
+/// The streams of one connection that nobody reads. By h2's default the connection would end at the ninth.
+const STALLED: u32 = 60;
+
+/// A stream's window full of messages of 16 bytes.
+fn messages(stream: u32) -> Vec<u8> {
+    frame(0, 0, stream, &[7; 16]).repeat(65_535 / 16)
+}
+
+/// The next frame that fits. Frames that end a stream or the connection do not come before it.
+async fn frame_that(peer: &mut TcpStream, fits: impl Fn(&Received) -> bool) -> Received {
+    let found = async {
+        loop {
+            let received = next_frame(peer).await.expect("the connection ends");
+            let Received { kind, stream, ref payload, .. } = received;
+            assert!(!FAILURES.contains(&kind), "{kind} on stream {stream}: {}", payload.escape_ascii());
+            if fits(&received) {
+                return received;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, found).await.expect("the frame does not come")
+}
+
+/// Waits until the peer has read everything that was written.
+async fn all_read(peer: &mut TcpStream) {
+    peer.write_all(&frame(PING, 0, 0, &[7; 8])).await.unwrap();
+    frame_that(peer, |received| received.kind == PING && received.flags == ACK).await;
+}
+
+/// The first byte of the head that answers a GET on a stream.
+async fn ask(client: &mut TcpStream, stream: u32) -> u8 {
+    client.write_all(&frame(HEADERS, 5, stream, &head(0x82, "/"))).await.unwrap();
+    frame_that(client, |received| received.kind == HEADERS && received.stream == stream).await.payload[0]
+}
+
+/// The proxy holds the messages that the client does not read. Its requests share a connection to their endpoint.
+#[tokio::test]
+async fn slow_readers_of_small_messages_do_not_end_another_request() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = Proxy::start(listener.local_addr().unwrap(), Control::default()).await;
+    let mut client = proxy.connect().await;
+    let heads = (0..STALLED).flat_map(|n| frame(HEADERS, 5, stream(n), &head(0x82, "/")));
+    // The client has no window for any byte.
+    client.write_all(&[preface_with(&[0, 4, 0, 0, 0, 0]), heads.collect()].concat()).await.unwrap();
+    let (mut endpoint, _) = listener.accept().await.unwrap();
+    endpoint.read_exact(&mut [0; 24]).await.unwrap();
+    endpoint.write_all(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
+    for _ in 0..STALLED {
+        let request = frame_that(&mut endpoint, |received| received.kind == HEADERS).await;
+        endpoint.write_all(&frame(HEADERS, 4, request.stream, &[OK])).await.unwrap();
+        endpoint.write_all(&messages(request.stream)).await.unwrap();
+    }
+    all_read(&mut endpoint).await;
+    let answer = async {
+        let request = frame_that(&mut endpoint, |received| received.kind == HEADERS).await;
+        endpoint.write_all(&frame(HEADERS, 5, request.stream, &[NO_CONTENT])).await.unwrap();
+    };
+    assert_eq!(tokio::join!(ask(&mut client, stream(STALLED)), answer).0, NO_CONTENT);
+}
+
+/// An application of HTTP/2 that reads nothing of a POST, and answers other requests.
+async fn unreading_app() -> SocketAddr {
+    serve_each(|stream| {
+        let service = service_fn(|request: Request<Incoming>| async move {
+            if request.method() == Method::POST {
+                let _held = request;
+                return std::future::pending().await;
+            }
+            Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
+        });
+        let mut builder = http2::Builder::new(TokioExecutor::new());
+        // The rest stays with the proxy.
+        builder.initial_stream_window_size(1).serve_connection(TokioIo::new(stream), service)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn small_messages_that_an_application_does_not_read_do_not_end_another_request() {
+    for side in ["outbound", "inbound"] {
+        let app = unreading_app().await;
+        let proxy = Proxy::start(app, Control::default()).await;
+        let addr = if side == "outbound" {
+            proxy.addr
+        } else {
+            SocketAddr::from(([127, 0, 0, 1], testing::serve_port(Arc::clone(&proxy.shared), app).await))
+        };
+        let mut client = TcpStream::connect(addr).await.unwrap();
+        client.write_all(&preface()).await.unwrap();
+        frame_that(&mut client, |received| received.kind == WINDOW_UPDATE && received.stream == 0).await;
+        // The application announces its windows.
+        assert_eq!(ask(&mut client, 1).await, OK, "{side}");
+        for n in 0..STALLED {
+            client.write_all(&frame(HEADERS, 4, stream(n), &head(0x83, "/"))).await.unwrap();
+            client.write_all(&messages(stream(n))).await.unwrap();
+        }
+        all_read(&mut client).await;
+        assert_eq!(ask(&mut client, stream(STALLED)).await, OK, "{side}");
     }
 }
