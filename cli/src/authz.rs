@@ -22,6 +22,7 @@ use weft_k8s_api::policy::{AuthorizationPolicy, Server, ServerAuthorization, Tar
 
 use crate::{
     cluster::{ANSWER, Cluster, ClusterArgs, explain},
+    kind::{Kind, names},
     output::{self, WideFormat, note, or_nothing, progress, table},
     resource::{self, Resource, Selection},
 };
@@ -45,8 +46,12 @@ const ROUTES: [(&str, &str, &str, &str); 3] = [
 ROUTE is `*` for authorizations of the whole Server. Pods without a Server have the default policy, which no row shows:
 `weft diagnostics policy po/NAME PORT` does.")]
 pub(crate) struct AuthzArgs {
-    /// KIND/NAME or KIND NAME: po, deploy, ds, sts, rs, rc, job, cronjob; a name alone is a pod's
-    #[arg(required = true, num_args = 1..=2, value_name = "RESOURCE")]
+    #[arg(
+        required = true,
+        num_args = 1..=2,
+        value_name = "RESOURCE",
+        help = format!("KIND/NAME or KIND NAME: {}; a name alone is a pod's", names(Kind::with_pods()))
+    )]
     resource: Vec<String>,
     /// Namespace of the resource [default: the context's]
     #[arg(short, long)]

@@ -22,11 +22,11 @@ use clap_complete::{
 };
 use kube::{
     Api,
-    api::{ApiResource, DynamicObject, ListParams},
+    api::{ApiResource, DynamicObject, GroupVersionKind, ListParams},
     config::Kubeconfig,
 };
 
-use crate::cluster::ClusterArgs;
+use crate::{cluster::ClusterArgs, kind::Kind};
 
 /// The variable by which a script asks for candidates.
 const VARIABLE: &str = "WEFT_COMPLETE";
@@ -34,31 +34,8 @@ const VARIABLE: &str = "WEFT_COMPLETE";
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Most names that are asked for: longer lists are of no use in a shell.
 const MOST: u32 = 500;
-/// A kind of objects: short name, group, kind, plural.
-type Row = (&'static str, &'static str, &'static str, &'static str);
-/// Kinds before a `/`.
-const KINDS: [Row; 5] = [
-    ("deploy", "apps", "Deployment", "deployments"),
-    ("ds", "apps", "DaemonSet", "daemonsets"),
-    ("sts", "apps", "StatefulSet", "statefulsets"),
-    ("rs", "apps", "ReplicaSet", "replicasets"),
-    ("job", "batch", "Job", "jobs"),
-];
-
-/// Further kinds of the commands about metrics.
-const OTHERS: [Row; 5] = [
-    ("po", "", "Pod", "pods"),
-    ("svc", "", "Service", "services"),
-    ("ns", "", "Namespace", "namespaces"),
-    ("cj", "batch", "CronJob", "cronjobs"),
-    ("rc", "", "ReplicationController", "replicationcontrollers"),
-];
 /// The commands about metrics. They do not take a name without its kind.
 const METRICS: [&str; 7] = ["stat", "stat-inbound", "stat-outbound", "edges", "routes", "top", "tap"];
-
-const NAMESPACES: Row = ("", "", "Namespace", "namespaces");
-const SERVICES: Row = ("", "", "Service", "services");
-const PODS: Row = ("", "", "Pod", "pods");
 
 /// Answers a script and ends the process, if one asks.
 pub(crate) fn answer(command: fn() -> Command) {
@@ -87,7 +64,7 @@ fn with_kind_and_name(arg: Arg) -> Arg {
             current.to_str().map(|current| candidates(kinds_and_names(Line::read(), current))).unwrap_or_default()
         })),
         "to_namespace" | "from_namespace" => {
-            arg.add(ArgValueCandidates::new(|| candidates(names(Line::read(), NAMESPACES, PATIENCE))))
+            arg.add(ArgValueCandidates::new(|| candidates(names(Line::read(), Kind::Namespace, PATIENCE))))
         }
         _ => with_name(arg),
     }
@@ -96,9 +73,9 @@ fn with_kind_and_name(arg: Arg) -> Arg {
 fn with_name(arg: Arg) -> Arg {
     match arg.get_id().as_str() {
         "namespace" | "linkerd_namespace" => {
-            arg.add(ArgValueCandidates::new(|| candidates(names(Line::read(), NAMESPACES, PATIENCE))))
+            arg.add(ArgValueCandidates::new(|| candidates(names(Line::read(), Kind::Namespace, PATIENCE))))
         }
-        "service" => arg.add(ArgValueCandidates::new(|| candidates(names(Line::read(), SERVICES, PATIENCE)))),
+        "service" => arg.add(ArgValueCandidates::new(|| candidates(names(Line::read(), Kind::Service, PATIENCE)))),
         "context" => arg.add(ArgValueCandidates::new(|| candidates(contexts(&Line::read())))),
         "resource" | "pod" => arg.add(ArgValueCompleter::new(|current: &OsStr| {
             current.to_str().map(|current| candidates(resources(Line::read(), current))).unwrap_or_default()
@@ -121,16 +98,17 @@ fn contexts(line: &Line) -> Vec<String> {
 
 /// Pods by their names; others by kind and name.
 fn resources(line: Line, current: &str) -> Vec<String> {
-    let (prefix, row) = match current.split_once('/') {
-        None => (String::new(), PODS),
-        Some((kind, _)) => match KINDS.iter().find(|(short, ..)| *short == kind) {
-            Some(row) => (format!("{kind}/"), *row),
+    let workloads = || Kind::with_pods().filter(|kind| *kind != Kind::Pod);
+    let (prefix, kind) = match current.split_once('/') {
+        None => (String::new(), Kind::Pod),
+        Some((short, _)) => match workloads().find(|kind| kind.short() == short) {
+            Some(kind) => (format!("{short}/"), kind),
             None => return Vec::new(),
         },
     };
-    let mut found: Vec<_> = names(line, row, PATIENCE).iter().map(|name| format!("{prefix}{name}")).collect();
+    let mut found: Vec<_> = names(line, kind, PATIENCE).iter().map(|name| format!("{prefix}{name}")).collect();
     if prefix.is_empty() {
-        found.extend(KINDS.iter().map(|(short, ..)| format!("{short}/")));
+        found.extend(workloads().map(|kind| format!("{}/", kind.short())));
     }
     found.retain(|name| name.starts_with(current));
     found
@@ -138,11 +116,11 @@ fn resources(line: Line, current: &str) -> Vec<String> {
 
 /// Kinds, and names after a kind and a slash.
 fn kinds_and_names(line: Line, current: &str) -> Vec<String> {
-    let rows = || KINDS.iter().chain(&OTHERS);
+    let mut kinds = Kind::all().filter(|kind| kind.group().is_some());
     let mut found: Vec<String> = match current.split_once('/') {
-        None => rows().flat_map(|(short, ..)| [(*short).to_owned(), format!("{short}/")]).collect(),
-        Some((kind, _)) => match rows().find(|(short, ..)| *short == kind) {
-            Some(row) => names(line, *row, PATIENCE).iter().map(|name| format!("{kind}/{name}")).collect(),
+        None => kinds.flat_map(|kind| [kind.short().to_owned(), format!("{}/", kind.short())]).collect(),
+        Some((short, _)) => match kinds.find(|kind| kind.short() == short) {
+            Some(kind) => names(line, kind, PATIENCE).iter().map(|name| format!("{short}/{name}")).collect(),
             None => return Vec::new(),
         },
     };
@@ -150,15 +128,9 @@ fn kinds_and_names(line: Line, current: &str) -> Vec<String> {
     found
 }
 
-fn resource((_, group, kind, plural): Row) -> ApiResource {
-    let api_version = if group.is_empty() { "v1".to_owned() } else { format!("{group}/v1") };
-    ApiResource {
-        group: group.to_owned(),
-        version: "v1".to_owned(),
-        api_version,
-        kind: kind.to_owned(),
-        plural: plural.to_owned(),
-    }
+fn resource(kind: Kind) -> ApiResource {
+    let gvk = GroupVersionKind::gvk(kind.group().unwrap_or_default(), "v1", &format!("{kind:?}"));
+    ApiResource::from_gvk_with_plural(&gvk, kind.plural())
 }
 
 async fn list(api: Api<DynamicObject>) -> Result<Vec<String>> {
@@ -168,7 +140,7 @@ async fn list(api: Api<DynamicObject>) -> Result<Vec<String>> {
 
 /// Names of objects in the cluster that the line so far is about; none if it does not give them in time. In a thread of
 /// its own: a program that a kubeconfig names for credentials cannot be interrupted.
-fn names(line: Line, row: Row, patience: Duration) -> Vec<String> {
+fn names(line: Line, kind: Kind, patience: Duration) -> Vec<String> {
     if line.is_local {
         return Vec::new();
     }
@@ -176,8 +148,8 @@ fn names(line: Line, row: Row, patience: Duration) -> Vec<String> {
     thread::spawn(move || {
         let asked = async {
             let cluster = line.cluster.cluster().await?;
-            let resource = resource(row);
-            let api: Api<DynamicObject> = if row.2 == NAMESPACES.2 {
+            let resource = resource(kind);
+            let api: Api<DynamicObject> = if kind == Kind::Namespace {
                 Api::all_with(cluster.client, &resource)
             } else {
                 Api::namespaced_with(cluster.client, &line.namespace.unwrap_or(cluster.default_namespace), &resource)
@@ -282,9 +254,9 @@ mod tests {
     fn a_cluster_that_does_not_answer_has_no_names() {
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let (_directory, line) = kubeconfig(&silent.local_addr().unwrap().to_string());
-        assert!(names(line, PODS, Duration::from_millis(200)).is_empty());
+        assert!(names(line, Kind::Pod, Duration::from_millis(200)).is_empty());
         let (_directory, line) = kubeconfig("127.0.0.1:1");
-        assert!(names(line, PODS, PATIENCE).is_empty());
+        assert!(names(line, Kind::Pod, PATIENCE).is_empty());
     }
 
     #[test]

@@ -29,6 +29,7 @@ mod explain;
 mod identity;
 mod inject;
 mod install;
+mod kind;
 mod manifest;
 mod mesh;
 mod output;

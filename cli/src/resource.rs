@@ -18,6 +18,7 @@ use weft_sandbox::state::{PodState, State};
 
 use crate::{
     cluster::{ANSWER, Cluster, within},
+    kind::{Kind, names},
     mesh::list,
 };
 
@@ -28,18 +29,6 @@ pub(crate) struct Resource {
     /// The namespace in `NAMESPACE/NAME`.
     namespace: Option<String>,
     name: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Pod,
-    Deployment,
-    DaemonSet,
-    StatefulSet,
-    ReplicaSet,
-    ReplicationController,
-    Job,
-    CronJob,
 }
 
 /// The label of a Job's pods, and of the Job's name in it.
@@ -57,16 +46,13 @@ pub(crate) struct Selection {
 }
 
 impl Resource {
-    /// The kinds of workloads, for messages.
-    pub(crate) const KINDS: &str = Kind::NAMES;
-
     pub(crate) fn pod(name: String) -> Self {
         Self { kind: Kind::Pod, namespace: None, name }
     }
 
     /// Whether this is kubectl's name of a kind of pods or workloads.
     pub(crate) fn is_kind(text: &str) -> bool {
-        Kind::parse(text).is_some()
+        kind(text).is_some()
     }
 }
 
@@ -74,37 +60,24 @@ impl FromStr for Resource {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("expected NAME, NAMESPACE/NAME or KIND/NAME with a KIND of {}", Kind::NAMES);
+        let wrong =
+            || format!("expected NAME, NAMESPACE/NAME or KIND/NAME with a KIND of {}", names(Kind::with_pods()));
         let Some((first, name)) = text.split_once('/') else {
             return if text.is_empty() { Err(wrong()) } else { Ok(Self::pod(text.to_owned())) };
         };
         if first.is_empty() || name.is_empty() || name.contains('/') {
             return Err(wrong());
         }
-        Ok(match Kind::parse(first) {
+        Ok(match kind(first) {
             Some(kind) => Self { kind, namespace: None, name: name.to_owned() },
             None => Self { kind: Kind::Pod, namespace: Some(first.to_owned()), name: name.to_owned() },
         })
     }
 }
 
-impl Kind {
-    const NAMES: &str = "pod, deploy, ds, sts, rs, rc, job, cronjob";
-
-    /// kubectl's names of the kind.
-    fn parse(text: &str) -> Option<Self> {
-        Some(match text {
-            "po" | "pod" | "pods" => Self::Pod,
-            "deploy" | "deployment" | "deployments" => Self::Deployment,
-            "ds" | "daemonset" | "daemonsets" => Self::DaemonSet,
-            "sts" | "statefulset" | "statefulsets" => Self::StatefulSet,
-            "rs" | "replicaset" | "replicasets" => Self::ReplicaSet,
-            "rc" | "replicationcontroller" | "replicationcontrollers" => Self::ReplicationController,
-            "job" | "jobs" => Self::Job,
-            "cj" | "cronjob" | "cronjobs" => Self::CronJob,
-            _ => return None,
-        })
-    }
+/// The kind of pods or workloads with this name.
+fn kind(text: &str) -> Option<Kind> {
+    Kind::parse(text).filter(|kind| Kind::with_pods().any(|known| known == *kind))
 }
 
 impl Selection {
@@ -190,7 +163,7 @@ async fn labels(resource: &Resource, namespace: &str, cluster: &Cluster) -> Resu
         return jobs_of(name, namespace, cluster).await;
     }
     let selector = match resource.kind {
-        Kind::Pod | Kind::CronJob => Ok(None),
+        Kind::Pod | Kind::CronJob | Kind::Namespace | Kind::Service | Kind::Authority => Ok(None),
         Kind::ReplicationController => get::<ReplicationController>(cluster, namespace, name).await.map(|it| {
             let match_labels = it.spec.and_then(|spec| spec.selector)?;
             Some(LabelSelector { match_labels: Some(match_labels), match_expressions: None })
@@ -251,6 +224,8 @@ mod tests {
         assert_eq!(parse("deployment/web"), parse("deploy/web"));
         assert_eq!(parse("cj/report").kind, Kind::CronJob);
         assert_eq!(parse("rc/old").kind, Kind::ReplicationController);
+        // A namespace, not a kind: it has no pods of its own.
+        assert_eq!((parse("svc/web").kind, parse("ns/web").kind), (Kind::Pod, Kind::Pod));
         let qualified = parse("shop/web-0");
         assert_eq!((qualified.kind, qualified.namespace.as_deref()), (Kind::Pod, Some("shop")));
     }

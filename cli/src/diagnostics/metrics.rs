@@ -16,6 +16,7 @@ use weft_sandbox::{
 use super::obfuscate::obfuscate;
 use crate::{
     cluster::Cluster,
+    kind::{Kind, names},
     mesh::{list, pods},
     output::{self, progress},
     pod_network::PodNetwork,
@@ -39,7 +40,7 @@ const SANDBOX_ADMIN: u16 = 9990;
 
 Ends with 1 when no proxy answered; a proxy that did not is named in a comment.")]
 pub(super) struct ProxyMetricsArgs {
-    /// KIND/NAME, with a KIND of po, deploy, ds, sts, rs, rc, job, cronjob; a name alone is a pod's
+    #[arg(help = format!("KIND/NAME: {}; a name alone is a pod's", names(Kind::with_pods())))]
     resource: Resource,
     /// Namespace of the resource [default: the context's]
     #[arg(short, long)]

@@ -26,6 +26,7 @@ use super::{
 };
 use crate::{
     cluster::{ANSWER, Cluster, within},
+    kind::{Kind, names},
     mesh::pods,
     output::{self, Data, progress},
     pod_network::PodNetwork,
@@ -48,7 +49,7 @@ const OUTSIDE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
   weft diagnostics policy 10.96.0.7 80 -o json             outbound policy of an address
   weft diagnostics policy web.shop.svc.cluster.local 80    or of a name")]
 pub(super) struct PolicyArgs {
-    /// KIND/NAME: pod (po), deploy, ds, sts, rs, rc, job, cronjob, service (svc) or egressnetwork; or an address or name
+    #[arg(help = format!("KIND/NAME: {}, egressnetwork; or an address or name", names(Kind::with_pods().chain([Kind::Service]))))]
     resource: String,
     /// The port
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
@@ -170,12 +171,12 @@ fn parse(text: &str) -> Result<Wanted, String> {
         return Err(format!("{text:?}: expected KIND/NAME"));
     }
     match kind {
-        "svc" | "service" | "services" => Ok(Wanted::Service(name.to_owned())),
+        _ if Kind::parse(kind) == Some(Kind::Service) => Ok(Wanted::Service(name.to_owned())),
         "egressnetwork" | "egressnetworks" => Ok(Wanted::EgressNetwork(name.to_owned())),
         _ if Resource::is_kind(kind) => text.parse().map(Wanted::Pod),
         _ => Err(format!(
-            "{kind:?} is not a kind with policy: expected {}, service (svc) or egressnetwork",
-            Resource::KINDS
+            "{kind:?} is not a kind with policy: expected {}, svc or egressnetwork",
+            names(Kind::with_pods())
         )),
     }
 }

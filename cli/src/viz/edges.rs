@@ -10,7 +10,10 @@ use super::{
     scope::{ScopeArgs, WindowArgs, resource},
     stat::{COUNTS, finish},
 };
-use crate::output::{self, WideFormat, or_nothing, progress};
+use crate::{
+    kind,
+    output::{self, WideFormat, or_nothing, progress},
+};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -21,8 +24,7 @@ use crate::output::{self, WideFormat, or_nothing, progress};
 
 SECURED is a check mark for mutual TLS, else the reason why there is none.")]
 pub(crate) struct EdgesArgs {
-    /// KIND or KIND/NAME of both ends: deploy, ds, sts, job, cj, rs, rc, po, ns
-    #[arg(value_name = "RESOURCE")]
+    #[arg(value_name = "RESOURCE", help = kind::help("KIND or KIND/NAME of both ends"))]
     resource: String,
     /// Output format: wide adds identities, and clients that have no row of this kind
     #[arg(short, long, value_enum, default_value_t)]

@@ -11,7 +11,10 @@ use super::{
     scope::{ScopeArgs, WindowArgs, resources},
     stat::{COUNTS, finish},
 };
-use crate::output::{self, WideFormat, or_nothing, progress};
+use crate::{
+    kind,
+    output::{self, WideFormat, or_nothing, progress},
+};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -21,8 +24,7 @@ use crate::output::{self, WideFormat, or_nothing, progress};
 
 SERVER is the Server and its port, [default] where none selects the port. TYPE is the kind of the route.")]
 pub(crate) struct InboundArgs {
-    /// KIND, KIND NAME... or KIND/NAME...: deploy, ds, sts, job, cj, rs, rc, po, ns
-    #[arg(required = true, value_name = "RESOURCE")]
+    #[arg(required = true, value_name = "RESOURCE", help = kind::help("KIND, KIND NAME... or KIND/NAME..."))]
     resource: Vec<String>,
     /// Only pods with these labels, as for kubectl
     #[arg(short = 'l', long, default_value = "", hide_default_value = true)]

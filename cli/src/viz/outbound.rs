@@ -11,7 +11,10 @@ use super::{
     scope::{ScopeArgs, ToArgs, WindowArgs, resources},
     stat::{COUNTS, finish},
 };
-use crate::output::{self, WideFormat, or_nothing, progress};
+use crate::{
+    kind,
+    output::{self, WideFormat, or_nothing, progress},
+};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -22,8 +25,7 @@ use crate::output::{self, WideFormat, or_nothing, progress};
 A row without BACKEND is the whole route, where retries are part of one request; those with one are attempts.
 TIMEOUTS is a share of the requests, RETRIES one of all that was sent.")]
 pub(crate) struct OutboundArgs {
-    /// KIND, KIND NAME... or KIND/NAME...: deploy, ds, sts, job, cj, rs, rc, po, ns
-    #[arg(required = true, value_name = "RESOURCE")]
+    #[arg(required = true, value_name = "RESOURCE", help = kind::help("KIND, KIND NAME... or KIND/NAME..."))]
     resource: Vec<String>,
     /// Only pods with these labels, as for kubectl
     #[arg(short = 'l', long, default_value = "", hide_default_value = true)]

@@ -12,7 +12,10 @@ use super::{
     scope::{ScopeArgs, ToArgs, WindowArgs, resource},
     stat::{COUNTS, finish},
 };
-use crate::output::{self, NOTHING, WideFormat, progress};
+use crate::{
+    kind,
+    output::{self, NOTHING, WideFormat, progress},
+};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -22,8 +25,7 @@ use crate::output::{self, NOTHING, WideFormat, progress};
 
 Where several resources are asked about, each has a table of its own. [DEFAULT] is what no route of the ServiceProfile matches. Routes of Gateway API: weft stat-outbound, weft stat-inbound.")]
 pub(crate) struct RoutesArgs {
-    /// KIND or KIND/NAME: svc, deploy, ds, sts, job, cj, rs, rc, po, ns
-    #[arg(value_name = "RESOURCE")]
+    #[arg(value_name = "RESOURCE", help = kind::help("KIND or KIND/NAME") + ", svc")]
     resource: String,
     /// Only pods with these labels, as for kubectl
     #[arg(short = 'l', long, default_value = "", hide_default_value = true)]

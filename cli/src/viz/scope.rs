@@ -7,24 +7,22 @@ use clap::Args;
 use weft_proto::viz::Resource;
 
 use super::source::{Pace, Source, SourceArgs};
-use crate::{output, pod_network::PodNetwork};
+use crate::{
+    kind::{Kind, names},
+    output,
+    pod_network::PodNetwork,
+};
 
-/// Names of kinds: shortest, others, and the one in messages.
-const NAMES: [(&str, &[&str], &str); 11] = [
-    ("deploy", &["deployment", "deployments"], "deployment"),
-    ("ds", &["daemonset", "daemonsets"], "daemonset"),
-    ("sts", &["statefulset", "statefulsets"], "statefulset"),
-    ("job", &["jobs"], "job"),
-    ("cj", &["cronjob", "cronjobs"], "cronjob"),
-    ("rs", &["replicaset", "replicasets"], "replicaset"),
-    ("rc", &["replicationcontroller", "replicationcontrollers"], "replicationcontroller"),
-    ("po", &["pod", "pods"], "pod"),
-    ("ns", &["namespace", "namespaces"], "namespace"),
-    ("svc", &["service", "services"], "service"),
-    ("au", &["authority", "authorities"], "authority"),
-];
 /// What `all` is: Linkerd's, without the kinds that stand above others.
-const ALL: [&str; 7] = ["deployment", "daemonset", "statefulset", "job", "replicationcontroller", "pod", "service"];
+const ALL: [Kind; 7] = [
+    Kind::Deployment,
+    Kind::DaemonSet,
+    Kind::StatefulSet,
+    Kind::Job,
+    Kind::ReplicationController,
+    Kind::Pod,
+    Kind::Service,
+];
 /// The time between the two scrapes of an answer, where no earlier scrape exists.
 const FIRST: Duration = Duration::from_secs(1);
 /// How often a screen is drawn again.
@@ -128,32 +126,21 @@ impl ScopeArgs {
     }
 }
 
-/// The kind in messages.
-fn kind(text: &str) -> Option<&'static str> {
-    NAMES.iter().find(|(short, others, _)| *short == text || others.contains(&text)).map(|(.., kind)| *kind)
-}
-
-/// The shortest name of a kind.
-pub(super) fn short(kind: &str) -> &str {
-    NAMES.iter().find(|(.., known)| *known == kind).map_or(kind, |(short, ..)| short)
-}
-
 /// The resources of a command line: `deploy`, `deploy web api`, `deploy/web po/web-0`, `all`.
 pub(super) fn resources(words: &[String], namespace: &str) -> Result<Vec<Resource>> {
     let unknown = |text: &str| {
-        let kinds: Vec<&str> = NAMES.iter().map(|(short, ..)| *short).collect();
         anyhow!(
             "{text:?} is no kind of resources: expected KIND, KIND NAME... or KIND/NAME with a KIND of {}, all",
-            kinds.join(", ")
+            names(Kind::all())
         )
     };
-    let make = |kind: &str, name: &str| {
-        let namespace = if kind == "namespace" { "" } else { namespace };
-        Resource { namespace: namespace.to_owned(), kind: kind.to_owned(), name: name.to_owned() }
+    let make = |kind: Kind, name: &str| {
+        let namespace = if kind == Kind::Namespace { "" } else { namespace };
+        Resource { namespace: namespace.to_owned(), kind: kind.long().to_owned(), name: name.to_owned() }
     };
-    let Some((first, names)) = words.split_first() else { bail!("name a resource, such as deploy or deploy/web") };
-    if first == "all" && names.is_empty() {
-        return Ok(ALL.iter().map(|kind| make(kind, "")).collect());
+    let Some((first, rest)) = words.split_first() else { bail!("name a resource, such as deploy or deploy/web") };
+    if first == "all" && rest.is_empty() {
+        return Ok(ALL.iter().map(|kind| make(*kind, "")).collect());
     }
     if words.iter().any(|word| word.contains('/')) {
         let one = |word: &String| {
@@ -163,15 +150,15 @@ pub(super) fn resources(words: &[String], namespace: &str) -> Result<Vec<Resourc
             if name.is_empty() || name.contains('/') {
                 bail!("{word:?} is not KIND/NAME");
             }
-            Ok(make(kind(text).ok_or_else(|| unknown(text))?, name))
+            Ok(make(Kind::parse(text).ok_or_else(|| unknown(text))?, name))
         };
         return words.iter().map(one).collect();
     }
-    let kind = kind(first).ok_or_else(|| unknown(first))?;
-    if names.is_empty() {
+    let kind = Kind::parse(first).ok_or_else(|| unknown(first))?;
+    if rest.is_empty() {
         return Ok(vec![make(kind, "")]);
     }
-    Ok(names.iter().map(|name| make(kind, name)).collect())
+    Ok(rest.iter().map(|name| make(kind, name)).collect())
 }
 
 /// One resource: `deploy/web`, or a kind.

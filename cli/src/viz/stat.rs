@@ -9,11 +9,14 @@ use weft_proto::viz::{Coverage, Resource, StatRequest, StatResponse, StatRow};
 
 use super::{
     render::{self, JsonGolden, JsonResource, bytes_per_second, golden, rate},
-    scope::{Scope, ScopeArgs, WindowArgs, other, resources, short},
+    scope::{Scope, ScopeArgs, WindowArgs, other, resources},
     screen,
     source::Source,
 };
-use crate::output::{self, NOTHING, WideFormat, note, or_nothing, progress};
+use crate::{
+    kind::{Kind, names},
+    output::{self, NOTHING, WideFormat, note, or_nothing, progress},
+};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -30,8 +33,11 @@ Without the component weft-viz the proxies are asked directly, twice, a second o
 answer is named on standard error; the numbers are those of the others. TCP_CONN is the number of open connections.
 JSON has the counts (successes, failures) and the seconds that they lie between, beside Linkerd's fields.")]
 pub(crate) struct StatArgs {
-    /// KIND, KIND NAME... or KIND/NAME...: deploy, ds, sts, job, cj, rs, rc, po, ns, svc, au, or all
-    #[arg(required = true, value_name = "RESOURCE")]
+    #[arg(
+        required = true,
+        value_name = "RESOURCE",
+        help = format!("KIND, KIND NAME... or KIND/NAME...: {}, or all", names(Kind::all()))
+    )]
     resource: Vec<String>,
     /// Only pods with these labels, as for kubectl
     #[arg(short = 'l', long, default_value = "", hide_default_value = true)]
@@ -173,7 +179,8 @@ fn text(args: &StatArgs, namespaced: bool, answers: &[StatResponse]) -> Result<S
     for row in answers.iter().flat_map(|answer| shown(args, answer)) {
         let mut name = render::name(row.resource.as_ref());
         if kinds.len() > 1 {
-            name = format!("{}/{name}", short(row.resource.as_ref().map_or("", |resource| &resource.kind)));
+            let kind = row.resource.as_ref().map_or("", |resource| resource.kind.as_str());
+            name = format!("{}/{name}", Kind::parse(kind).map_or(kind, |known| known.short()));
         }
         let mut cells = vec![name];
         if with_status {

@@ -22,7 +22,10 @@ use serde_json::Value;
 use weft_proto::viz::{TapEvent, TapRequest, tap_event};
 
 use super::scope::{ScopeArgs, ToArgs, WindowArgs, resources};
-use crate::output::{self, WideFormat, colour, note};
+use crate::{
+    kind,
+    output::{self, WideFormat, colour, note},
+};
 use format::{json, line};
 use kernel::Kernel;
 use template::Template;
@@ -45,8 +48,7 @@ A proxy takes at most --max-rps requests a second and does not count the others;
 counted on standard error.
 --kernel asks the nodes' agents, which takes the right to weft trace; only connections that begin while tapping have a verdict.")]
 pub(crate) struct TapArgs {
-    /// KIND/NAME, KIND NAME or KIND: deploy, ds, sts, job, cj, rs, rc, po, ns
-    #[arg(required = true, num_args = 1..=2, value_name = "RESOURCE")]
+    #[arg(required = true, num_args = 1..=2, value_name = "RESOURCE", help = kind::help("KIND/NAME, KIND NAME or KIND"))]
     resource: Vec<String>,
     #[command(flatten)]
     filter: FilterArgs,

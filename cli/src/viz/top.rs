@@ -16,7 +16,10 @@ use super::{
     screen::{FRAME, Screen, Wish, is_terminal},
     tap::FilterArgs,
 };
-use crate::output::{self, note};
+use crate::{
+    kind,
+    output::{self, note},
+};
 
 /// The most rows that are kept: beyond, the one with the fewest requests goes.
 const ROWS: usize = 1000;
@@ -34,8 +37,7 @@ const EVERY: Duration = Duration::from_secs(2);
 
 Ends with q. Without a terminal a table is printed every two seconds. Requests beyond --max-rps are not counted.")]
 pub(crate) struct TopArgs {
-    /// KIND/NAME, KIND NAME or KIND: deploy, ds, sts, job, cj, rs, rc, po, ns
-    #[arg(required = true, num_args = 1..=2, value_name = "RESOURCE")]
+    #[arg(required = true, num_args = 1..=2, value_name = "RESOURCE", help = kind::help("KIND/NAME, KIND NAME or KIND"))]
     resource: Vec<String>,
     #[command(flatten)]
     filter: FilterArgs,

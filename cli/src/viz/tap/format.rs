@@ -6,6 +6,10 @@ use serde_json::{Map, Value, json};
 use weft_proto::viz::{Direction, Header, TapEvent, tap_end, tap_event};
 
 use super::super::render::micros;
+use crate::kind::Kind;
+
+/// What an end of a request belongs to, best first.
+const OWNERS: [Kind; 6] = [Kind::Deployment, Kind::StatefulSet, Kind::DaemonSet, Kind::Job, Kind::CronJob, Kind::Pod];
 
 /// `req id=0:1 proxy=in  src=10.0.0.1:4000 dst=10.0.0.2:80 tls=true :method=GET :authority=web :path=/`
 pub(super) fn line(event: &TapEvent, wide: bool) -> String {
@@ -71,15 +75,10 @@ fn tls(event: &TapEvent) -> &str {
 }
 
 fn owner(labels: &HashMap<String, String>) -> Option<String> {
-    const KINDS: [(&str, &str); 6] = [
-        ("deployment", "deploy"),
-        ("statefulset", "sts"),
-        ("daemonset", "ds"),
-        ("k8s_job", "job"),
-        ("cronjob", "cj"),
-        ("pod", "po"),
-    ];
-    KINDS.iter().find_map(|(label, short)| Some(format!("{short}/{}", labels.get(*label)?)))
+    // Prometheus has a label `job` of its own.
+    let label = |kind: Kind| if kind == Kind::Job { "k8s_job" } else { kind.long() };
+    let mut kinds = OWNERS.into_iter();
+    kinds.find_map(|kind| Some(format!("{}/{}", kind.short(), labels.get(label(kind))?)))
 }
 
 /// Linkerd's object, with the pod and the id as text beside it.
