@@ -13,7 +13,7 @@ use tonic::{
 };
 use weft_proto::agent::{StatusRequest, StatusResponse, status_client::StatusClient};
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, root_cause};
 
 /// Label selector of the agents' pods.
 pub(crate) const SELECTOR: &str = "linkerd.io/control-plane-component=agent";
@@ -39,13 +39,8 @@ pub(crate) async fn on_socket(socket: &Path) -> Result<Channel> {
         }))
         .await
         .map_err(|error| {
-            // The errors in between add nothing.
-            let cause = anyhow::Error::from(error);
-            anyhow!(
-                "no agent answers on {}: {}; is it running, and are you root?",
-                socket.display(),
-                cause.root_cause()
-            )
+            let (at, cause) = (socket.display(), root_cause(&error));
+            anyhow!("no agent answers on {at}: {cause}; is it running, and are you root?")
         })
 }
 
@@ -80,15 +75,6 @@ pub(crate) fn reason(status: &Status) -> String {
         Some(cause) => root_cause(cause),
         None => status.message().to_owned(),
     }
-}
-
-/// The innermost cause of an error: the layers above it only name themselves.
-pub(crate) fn root_cause(error: &(dyn Error + 'static)) -> String {
-    let mut cause = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
 }
 
 /// Asks an agent for its status.

@@ -12,7 +12,7 @@ mod exec;
 mod forward;
 mod proxy;
 
-use std::{path::PathBuf, time::Duration};
+use std::{error::Error, path::PathBuf, time::Duration};
 
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
@@ -125,7 +125,12 @@ pub(crate) fn explain(error: &kube::Error) -> String {
             status.message.clone()
         };
     }
-    let mut cause: &dyn std::error::Error = error;
+    root_cause(error)
+}
+
+/// The innermost cause of an error: the layers above it only name themselves.
+pub(crate) fn root_cause(error: &(dyn Error + 'static)) -> String {
+    let mut cause = error;
     while let Some(source) = cause.source() {
         cause = source;
     }

@@ -26,8 +26,7 @@ use weft_viz_core::relay::Credentials;
 pub(crate) use weft_viz_core::relay::NAMESPACE;
 
 use crate::{
-    agent::root_cause,
-    cluster::{ANSWER, Cluster, ClusterArgs, within},
+    cluster::{ANSWER, Cluster, ClusterArgs, root_cause, within},
     mesh::pods,
 };
 

@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tonic::transport::{Channel, Endpoint};
 use weft_sandbox::state::State;
 
-use crate::{agent::root_cause, cluster::Cluster};
+use crate::cluster::{Cluster, root_cause};
 
 /// Deadline for an admin server's answer.
 const ANSWER: Duration = Duration::from_secs(10);

@@ -3,6 +3,8 @@
 
 #[cfg(target_os = "linux")]
 mod exec;
+#[cfg(all(test, target_os = "linux"))]
+mod fixture;
 #[cfg(target_os = "linux")]
 mod ps;
 #[cfg(target_os = "linux")]

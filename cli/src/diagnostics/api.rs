@@ -14,8 +14,8 @@ use weft_k8s_api::labels;
 use weft_sandbox::config::CONTROL_NAMESPACE;
 
 use crate::{
-    agent::{reason, root_cause},
-    cluster::Cluster,
+    agent::reason,
+    cluster::{Cluster, root_cause},
     mesh::{list, pods},
     pod_network::PodNetwork,
     target::MeshArgs,

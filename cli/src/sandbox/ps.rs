@@ -145,46 +145,10 @@ fn hints(state: &State) -> String {
 
 #[cfg(test)]
 mod tests {
-    use weft_sandbox::config::Config;
-
-    use super::*;
-
-    fn state(name: &str, pods: Vec<PodState>) -> State {
-        State {
-            config: Config::new(name, "/manifests", "/bin").unwrap(),
-            daemon_pid: 1,
-            agent_pid: None,
-            agent_socket: Some("/run/weft/agent.sock".into()),
-            node_netns: "/run/netns/node".into(),
-            kubepods: "/cgroup".into(),
-            ready: true,
-            pods,
-            services: Vec::new(),
-            manifest_errors: Vec::new(),
-            ignored_manifests: Vec::new(),
-        }
-    }
-
-    fn pod(ready: bool, message: &str) -> PodState {
-        PodState {
-            namespace: "shop".into(),
-            name: "web-0".into(),
-            uid: String::new(),
-            ips: vec!["10.244.0.10".parse().unwrap()],
-            netns: "/run/netns/pod".into(),
-            cgroup: "/cgroup/pod".into(),
-            meshed: true,
-            owners: Vec::new(),
-            labels: Default::default(),
-            service_account: "default".to_owned(),
-            admin_port: None,
-            tap_port: None,
-            ready,
-            message: message.into(),
-            containers: Vec::new(),
-            times: weft_sandbox::state::PodTimes::default(),
-        }
-    }
+    use super::{
+        super::fixture::{pod, state},
+        *,
+    };
 
     #[test]
     fn a_pod_that_is_not_ready_says_why() {
@@ -226,8 +190,9 @@ mod tests {
 
     #[test]
     fn hints_name_the_sandbox_only_where_needed() {
-        assert!(hints(&state("default", vec![pod(true, "")])).contains("exec shop/web-0 --"));
-        let other = hints(&state("other", Vec::new()));
+        let with_agent = |state: State| State { agent_socket: Some("/run/weft/agent.sock".into()), ..state };
+        assert!(hints(&with_agent(state("default", vec![pod(true, "")]))).contains("exec shop/web-0 --"));
+        let other = hints(&with_agent(state("other", Vec::new())));
         assert!(other.contains("exec --sandbox other POD") && other.contains("trace --sandbox other"), "{other}");
     }
 }

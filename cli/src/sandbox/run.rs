@@ -226,39 +226,10 @@ fn describe(pod: &PodState) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::fixture, *};
 
     fn state(ready: bool, message: &str) -> State {
-        State {
-            config: Config::new("default", "/manifests", "/bin").unwrap(),
-            daemon_pid: 1,
-            agent_pid: None,
-            agent_socket: None,
-            node_netns: "/run/netns/node".into(),
-            kubepods: "/cgroup".into(),
-            ready,
-            pods: vec![PodState {
-                namespace: "shop".into(),
-                name: "web-0".into(),
-                uid: String::new(),
-                ips: Vec::new(),
-                netns: "/run/netns/pod".into(),
-                cgroup: "/cgroup/pod".into(),
-                meshed: true,
-                owners: Vec::new(),
-                labels: Default::default(),
-                service_account: "default".to_owned(),
-                admin_port: None,
-                tap_port: None,
-                ready,
-                message: message.into(),
-                containers: Vec::new(),
-                times: weft_sandbox::state::PodTimes::default(),
-            }],
-            services: Vec::new(),
-            manifest_errors: Vec::new(),
-            ignored_manifests: Vec::new(),
-        }
+        State { ready, ..fixture::state("default", vec![fixture::pod(ready, message)]) }
     }
 
     #[test]

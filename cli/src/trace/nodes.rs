@@ -44,7 +44,7 @@ use super::{
 };
 use crate::{
     agent::{SELECTOR, in_pod, reason},
-    cluster::Cluster,
+    cluster::{Cluster, root_cause},
     mesh::{list, pods},
     output::note,
     resource::Selection,
@@ -108,24 +108,24 @@ pub(super) async fn trace(
                         nodes.begin(tasks.sources(), &cluster.namespace)?;
                     }
                 }
-                Err(error) if !nodes.begun() => bail!("the agents' pods in namespace {}: {}", cluster.namespace, watch_error(&error)),
-                Err(error) => note(&format!("the agents' pods: {}; trying again", watch_error(&error))),
+                Err(error) if !nodes.begun() => bail!("the agents' pods in namespace {}: {}", cluster.namespace, root_cause(&error)),
+                Err(error) => note(&format!("the agents' pods: {}; trying again", root_cause(&error))),
             },
             Some(pod) = workload_pods.next() => match pod {
                 Ok(pod) => { names.insert(pod.name_any()); }
-                Err(error) => note(&format!("the pods of {}: {}; trying again", selection.labels.as_deref().unwrap_or_default(), watch_error(&error))),
+                Err(error) => note(&format!("the pods of {}: {}; trying again", selection.labels.as_deref().unwrap_or_default(), root_cause(&error))),
             },
             Some(pod) = all_pods.next() => match pod {
                 Ok(pod) => printer.names().pod(&pod),
                 Err(error) => {
-                    note(&format!("addresses of pods stay without names: {}", watch_error(&error)));
+                    note(&format!("addresses of pods stay without names: {}", root_cause(&error)));
                     all_pods = stream::pending().boxed();
                 }
             },
             Some(service) = services.next() => match service {
                 Ok(service) => printer.names().service(&service),
                 Err(error) => {
-                    note(&format!("addresses of Services stay without names: {}", watch_error(&error)));
+                    note(&format!("addresses of Services stay without names: {}", root_cause(&error)));
                     services = stream::pending().boxed();
                 }
             },
@@ -270,14 +270,6 @@ where
 fn ended(status: &Status) -> Message {
     let why = reason(status);
     if is_gone(status.code()) { Message::Gone(why) } else { Message::Refused(why) }
-}
-
-fn watch_error(error: &watcher::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
 }
 
 #[cfg(test)]
