@@ -197,7 +197,7 @@ impl HttpBody for Body {
             Self::H2(body) => body.stream.is_end_stream(),
             Self::Replay(body) => body.is_end_stream_inner(),
             Self::Reporting(body) => body.body.is_end_stream(),
-            Self::Timed(body) => body.body.is_end_stream(),
+            Self::Timed(body) => body.is_end_stream(),
             Self::Peeked(body) => body.frames.is_empty() && body.rest.is_end_stream(),
             Self::Boxed(body) => body.is_end_stream(),
         }
@@ -214,7 +214,7 @@ impl HttpBody for Body {
             Self::Counted(body) => body.body.size_hint(),
             Self::Replay(body) => body.size_hint_inner(),
             Self::Reporting(body) => body.body.size_hint(),
-            Self::Timed(body) => body.body.size_hint(),
+            Self::Timed(body) => body.size_hint(),
             Self::Peeked(body) => body.size_hint(),
             Self::Boxed(body) => body.size_hint(),
             Self::H2(body) if body.stream.is_end_stream() => SizeHint::with_exact(0),

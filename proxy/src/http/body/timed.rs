@@ -1,18 +1,22 @@
-//! Enforces the deadlines of an attempt: while its response's head is awaited, and while the response's body is read.
+//! Enforces the deadlines of an attempt: while its response's head is awaited, and until the response's body has ended.
 //!
 //! [`Deadlines`] says what expires when; this module has the timer. Frames of the request's body count as progress from
-//! whatever task sends them, so the deadlines are shared with it.
+//! whatever task sends them, so the deadlines are shared with it. A body has a task with its timer, because nothing polls
+//! the body while its client does not read.
 
 use std::{
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Weak},
     task::{Context, Poll, Waker},
 };
 
 use bytes::Bytes;
-use http_body::{Body as _, Frame};
+use http_body::{Body as _, Frame, SizeHint};
 use parking_lot::Mutex;
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::{
+    task::AbortHandle,
+    time::{Instant, Sleep, sleep_until},
+};
 
 use super::{Body, error::BodyError};
 use crate::request::deadlines::{Deadlines, Expired};
@@ -38,9 +42,19 @@ pub(crate) struct Reporting {
 /// A response's body that ends when its time is over.
 #[derive(Debug)]
 pub(crate) struct Timed {
-    pub(super) body: Body,
+    rest: Arc<Mutex<Rest>>,
     clock: Clock,
-    timer: Timer,
+    /// The task with the timer, from the first reading until the body has ended.
+    watchdog: Option<AbortHandle>,
+}
+
+/// What is left of a response's body.
+#[derive(Debug)]
+enum Rest {
+    /// The body, and who waits for its next frame.
+    Open(Body, Option<Waker>),
+    /// Nothing: its time is over.
+    Expired(Expired),
 }
 
 #[derive(Debug, Default)]
@@ -78,12 +92,25 @@ impl Clock {
         .await
     }
 
-    /// The response's body under the deadlines.
+    /// The response's body under the deadlines, as far as any are left after its head.
     pub(crate) fn watch_response(self, body: Body) -> Body {
-        if body.is_end_stream() {
+        if body.is_end_stream() || self.0.lock().deadlines.next().is_none() {
             return body;
         }
-        Body::Timed(Box::new(Timed { body, clock: self, timer: Timer::default() }))
+        let rest = Arc::new(Mutex::new(Rest::Open(body, None)));
+        Body::Timed(Box::new(Timed { rest, clock: self, watchdog: None }))
+    }
+
+    /// Drops what is left of a response's body when something has expired, whether or not the client reads: its stream
+    /// is reset, and its place on the connection is free.
+    async fn enforce(self, rest: Weak<Mutex<Rest>>) {
+        let mut timer = Timer::default();
+        let expired = std::future::poll_fn(|cx| timer.poll_expired(&self.0, cx)).await;
+        let Some(rest) = rest.upgrade() else { return };
+        let before = std::mem::replace(&mut *rest.lock(), Rest::Expired(expired));
+        if let Rest::Open(_, Some(reader)) = before {
+            reader.wake();
+        }
     }
 }
 
@@ -110,16 +137,59 @@ impl Reporting {
 }
 
 impl Timed {
+    #[expect(clippy::disallowed_methods, reason = "the task ends with the body")]
     pub(super) fn poll_inner(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match self.body.poll_inner(cx) {
-            Poll::Ready(frame) => {
+        let mut rest = self.rest.lock();
+        let (body, reader) = match &mut *rest {
+            Rest::Open(body, reader) => (body, reader),
+            Rest::Expired(expired) => return Poll::Ready(Some(Err(BodyError::Expired(*expired)))),
+        };
+        let polled = body.poll_inner(cx);
+        let has_ended = match &polled {
+            Poll::Ready(Some(Ok(frame))) => {
                 self.clock.0.lock().deadlines.frame(Instant::now());
-                Poll::Ready(frame)
+                frame.is_trailers() || body.is_end_stream()
             }
+            Poll::Ready(None | Some(Err(_))) => true,
             Poll::Pending => {
-                self.timer.poll_expired(&self.clock.0, cx).map(|expired| Some(Err(BodyError::Expired(expired))))
+                *reader = Some(cx.waker().clone());
+                false
             }
+        };
+        drop(rest);
+        if has_ended {
+            self.forget_time();
+        } else if self.watchdog.is_none() {
+            let watchdog = self.clock.clone().enforce(Arc::downgrade(&self.rest));
+            self.watchdog = Some(tokio::spawn(watchdog).abort_handle());
         }
+        polled
+    }
+
+    pub(super) fn is_end_stream(&self) -> bool {
+        match &*self.rest.lock() {
+            Rest::Open(body, _) => body.is_end_stream(),
+            Rest::Expired(_) => false,
+        }
+    }
+
+    pub(super) fn size_hint(&self) -> SizeHint {
+        match &*self.rest.lock() {
+            Rest::Open(body, _) => body.size_hint(),
+            Rest::Expired(_) => SizeHint::default(),
+        }
+    }
+
+    fn forget_time(&mut self) {
+        if let Some(watchdog) = self.watchdog.take() {
+            watchdog.abort();
+        }
+    }
+}
+
+impl Drop for Timed {
+    fn drop(&mut self) {
+        self.forget_time();
     }
 }
 
@@ -193,6 +263,64 @@ mod tests {
         tokio::spawn(request.collect());
         assert_eq!(clock.until_head(std::future::pending::<()>()).await, Err(Expired::Head));
         assert_eq!(begin.elapsed(), 4 * SECOND);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_response_that_never_pauses_ends_with_its_time() {
+        for (timeouts, expected) in [
+            (Timeouts { response: Some(5 * SECOND / 2), ..Timeouts::default() }, Expired::Response),
+            (Timeouts { request: Some(5 * SECOND / 2), ..Timeouts::default() }, Expired::Request),
+        ] {
+            let clock = clock(timeouts, None);
+            clock.until_head(async {}).await.unwrap();
+            let frames = (0..100).map(|_| Frame::data(Bytes::from_static(b"x")));
+            let mut body = clock.watch_response(Body::frames(frames));
+            for _ in 0..3 {
+                assert!(body.frame().await.unwrap().is_ok(), "{expected:?}");
+                tokio::time::sleep(SECOND).await;
+            }
+            let error = body.frame().await.unwrap().unwrap_err();
+            assert!(matches!(error, BodyError::Expired(expired) if expired == expected), "{error:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_response_that_nobody_reads_ends_with_its_time() {
+        for (timeouts, expected) in [
+            (Timeouts { idle: Some(SECOND), ..Timeouts::default() }, Expired::Idle),
+            (Timeouts { response: Some(SECOND), ..Timeouts::default() }, Expired::Response),
+            (Timeouts { request: Some(SECOND), ..Timeouts::default() }, Expired::Request),
+        ] {
+            let begin = Instant::now();
+            let clock = clock(timeouts, None);
+            clock.until_head(async {}).await.unwrap();
+            let (sender, body) = Body::channel();
+            let mut body = clock.watch_response(body);
+            for _ in 0..2 {
+                sender.send(Ok(Frame::data(Bytes::from_static(b"x")))).unwrap();
+            }
+            assert!(body.frame().await.unwrap().is_ok());
+            // The server's stream ends although the client does not read the second frame.
+            tokio::time::timeout(2 * SECOND, sender.closed()).await.unwrap();
+            assert_eq!(begin.elapsed(), SECOND);
+            assert!(!body.is_end_stream(), "it is not whole");
+            let error = body.frame().await.unwrap().unwrap_err();
+            assert!(matches!(error, BodyError::Expired(expired) if expired == expected), "{error:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_response_that_was_read_to_its_end_does_not_expire() {
+        let timeouts = Timeouts { request: Some(SECOND), ..Timeouts::default() };
+        let clock = clock(timeouts, None);
+        clock.until_head(async {}).await.unwrap();
+        let mut body =
+            clock.watch_response(Body::frames([b"x", b"y"].map(|data| Frame::data(Bytes::from_static(data)))));
+        for _ in 0..2 {
+            assert!(body.frame().await.unwrap().is_ok());
+        }
+        tokio::time::sleep(2 * SECOND).await;
+        assert!(body.is_end_stream());
     }
 
     #[tokio::test(start_paused = true)]
