@@ -62,9 +62,6 @@ pub(crate) async fn viz(args: VizCheckArgs) -> Result<ExitCode> {
 }
 
 async fn run(request: Request) -> Result<ExitCode> {
-    if request.verbose {
-        options::log_requests();
-    }
     let give_up = Instant::now() + request.wait;
     let mut progress = Progress::new();
     let mut report = match request.output {

@@ -12,17 +12,21 @@ mod exec;
 mod forward;
 mod proxy;
 
-use std::{error::Error, path::PathBuf, time::Duration};
+use std::{error::Error, io, path::PathBuf, time::Duration};
 
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
+use k8s_openapi::api::core::v1::Service;
 use kube::{
-    Client, Config,
+    Api, Client, Config,
     config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
+use tracing_subscriber::{EnvFilter, fmt::format::FmtSpan};
 
 /// Deadline for connecting to the API server: long enough for a distant one, short enough to wait for.
 const CONNECT: Duration = Duration::from_secs(10);
+/// With `--verbose`: the requests to the API server, with status and duration.
+const VERBOSE: &str = "warn,kube_client=debug";
 /// Deadline for the API server's answer to one request.
 pub(crate) const ANSWER: Duration = Duration::from_secs(20);
 /// Default namespace of the control plane; Linkerd's name, like that of all objects that are found by name.
@@ -48,6 +52,9 @@ pub(crate) struct ClusterArgs {
     /// Group to impersonate; may be repeated
     #[arg(long = "as-group", value_name = "GROUP", requires = "impersonate")]
     pub(crate) impersonate_groups: Vec<String>,
+    /// Print every request to the API server on standard error
+    #[arg(long)]
+    pub(crate) verbose: bool,
 }
 
 /// Access to a cluster, which may or may not answer.
@@ -60,6 +67,20 @@ pub(crate) struct Cluster {
     pub(crate) default_namespace: String,
     /// The API server's address, for messages.
     pub(crate) server: String,
+}
+
+impl Cluster {
+    /// The address of the API server's own Service, which is of the cluster's first address family.
+    pub(crate) async fn service_address(&self) -> Result<String, String> {
+        let api = Api::<Service>::namespaced(self.client.clone(), "default");
+        let found = within(ANSWER, api.get_opt("kubernetes")).await?;
+        Ok(found.and_then(|service| service.spec?.cluster_ip).unwrap_or_default())
+    }
+}
+
+/// Whether the address of a Service is of IPv6.
+pub(crate) fn is_ipv6(address: &str) -> bool {
+    address.contains(':')
 }
 
 impl ClusterArgs {
@@ -82,6 +103,9 @@ impl ClusterArgs {
     }
 
     pub(crate) async fn config(&self) -> Result<Config> {
+        if self.verbose {
+            log_requests();
+        }
         match (self.read_config().await, &self.kubeconfig) {
             (Ok(config), _) => Ok(config),
             // The library's messages contain their causes already.
@@ -105,6 +129,13 @@ impl ClusterArgs {
         config.proxy_url = proxy.map(|url| url.parse()).transpose().map_err(KubeconfigError::ParseProxyUrl)?;
         Ok(config)
     }
+}
+
+/// Prints the client library's log on standard error.
+fn log_requests() {
+    let log = tracing_subscriber::fmt().with_env_filter(EnvFilter::new(VERBOSE)).with_span_events(FmtSpan::CLOSE);
+    // Not an error: the log of an earlier connection of this process goes on.
+    let _ = log.with_ansi(false).with_writer(io::stderr).try_init();
 }
 
 /// Whether there is no kubeconfig at all, in contrast to a broken one.
@@ -151,8 +182,6 @@ pub(crate) async fn within<T>(
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-
     use super::*;
 
     #[test]

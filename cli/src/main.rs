@@ -16,6 +16,7 @@
 
 mod absent;
 mod agent;
+mod arguments;
 mod authz;
 mod chart;
 mod check;
@@ -47,13 +48,15 @@ mod version;
 mod viz;
 
 use std::{
+    env,
+    ffi::OsString,
     io::{self, Write as _},
     path::PathBuf,
     process::ExitCode,
 };
 
 use anyhow::{Context as _, Result};
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
 #[cfg(target_os = "linux")]
 use weft_sandbox::host::{container, janitor};
 
@@ -78,8 +81,22 @@ struct Cli {
     /// When output has colours
     #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t)]
     color: output::Colour,
+    /// Not read: [`arguments`] moves all of these behind the command. Here help and completion find them.
+    #[command(flatten)]
+    _cluster: cluster::ClusterArgs,
+    #[command(flatten)]
+    _others: GlobalArgs,
     #[command(subcommand)]
     command: Command,
+}
+
+/// Linkerd's global flags that only some commands have here.
+#[derive(Debug, Args)]
+struct GlobalArgs {
+    #[arg(long = "api-addr", id = "api_addr", hide = true)]
+    _api_addr: Option<String>,
+    #[arg(long = "cni-namespace", id = "cni_namespace", hide = true)]
+    _cni_namespace: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -100,7 +117,7 @@ enum Command {
     Routes(Box<viz::RoutesArgs>),
     /// Show live requests, added up
     Top(Box<viz::TopArgs>),
-    /// Show live requests one by one, on request with the kernel's verdicts
+    /// Show live requests one by one, optionally with the kernel's verdicts
     Tap(Box<viz::TapArgs>),
     /// Explain what the kernel would do with a connection of a meshed pod, by which rule, and what to change
     Explain(explain::ExplainArgs),
@@ -174,9 +191,15 @@ The script asks weft, which asks the cluster for names of namespaces, workloads,
     },
 }
 
+impl Cli {
+    fn read(line: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        Self::try_parse_from(arguments::rewritten(&Self::command(), line))
+    }
+}
+
 fn main() -> ExitCode {
     complete::answer(Cli::command);
-    let Cli { color, command } = Cli::parse();
+    let Cli { color, command, .. } = Cli::read(env::args_os()).unwrap_or_else(|error| error.exit());
     color.choose();
     let failed = match execute(command) {
         Ok(code) => return code,
@@ -294,6 +317,76 @@ mod tests {
         }
         assert_eq!(Cli::try_parse_from(["weft", "status"]).unwrap().color, output::Colour::Auto);
         assert!(Cli::try_parse_from(["weft", "status", "--color", "sometimes"]).is_err());
+    }
+
+    /// Every command that does something, by its names.
+    fn leaves(command: &clap::Command, names: &[&str]) -> Vec<Vec<String>> {
+        if !command.has_subcommands() {
+            return vec![names.iter().map(|name| (*name).to_owned()).collect()];
+        }
+        command.get_subcommands().flat_map(|it| leaves(it, &[names, &[it.get_name()]].concat())).collect()
+    }
+
+    /// Without arguments that have to be given.
+    fn lenient(command: clap::Command) -> clap::Command {
+        command.mut_args(|arg| arg.required(false)).mut_subcommands(lenient)
+    }
+
+    fn of_leaf(root: &clap::Command, line: &[&str]) -> Result<clap::ArgMatches, clap::Error> {
+        let line = arguments::rewritten(root, line.iter().map(OsString::from));
+        let mut matches = root.clone().try_get_matches_from(line)?;
+        while let Some((_, below)) = matches.remove_subcommand() {
+            matches = below;
+        }
+        Ok(matches)
+    }
+
+    #[test]
+    fn the_cluster_can_be_chosen_before_and_after_every_command_that_takes_one() {
+        let root = lenient(Cli::command());
+        let choice = ["--context=west", "-L", "mesh", "--as", "jane", "--as-group=dev", "--verbose"];
+        let (mut taking, mut others) = (0, Vec::new());
+        for names in leaves(&root, &[]) {
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            let first = [&["weft"], choice.as_slice(), names.as_slice()].concat();
+            let last = [&["weft"], names.as_slice(), choice.as_slice()].concat();
+            let between = [&["weft"], &names[..1], choice.as_slice(), &names[1..]].concat();
+            let is_unknown = |line: &[&str]| {
+                of_leaf(&root, line).is_err_and(|error| error.kind() == clap::error::ErrorKind::UnknownArgument)
+            };
+            if is_unknown(&last) {
+                assert!(is_unknown(&first), "{names:?}");
+                others.push(names.join(" "));
+                continue;
+            }
+            taking += 1;
+            for line in [first, last, between] {
+                let matches = match of_leaf(&root, &line) {
+                    Ok(matches) => matches,
+                    // One of several arguments is required.
+                    Err(error) if error.kind() == clap::error::ErrorKind::MissingRequiredArgument => continue,
+                    Err(error) => panic!("{line:?}: {error}"),
+                };
+                // A command that is not here takes everything as it is.
+                if matches.try_contains_id("context").is_ok() {
+                    let one = |id| matches.get_one::<String>(id).map(String::as_str);
+                    assert_eq!((one("context"), one("linkerd_namespace")), (Some("west"), Some("mesh")), "{line:?}");
+                    assert!(matches.get_flag("verbose") && one("impersonate") == Some("jane"), "{line:?}");
+                }
+            }
+        }
+        assert!(taking > 30, "{taking}: {others:?}");
+        others.retain(|name| !name.starts_with("sandbox"));
+        assert_eq!(others, ["uninject", "completion", "man"]);
+    }
+
+    #[test]
+    fn a_cluster_before_the_command_excludes_a_sandbox_after_it() {
+        let read = |line: &str| Cli::read(line.split(' ').map(OsString::from));
+        assert!(read("weft --context west status").is_ok() && read("weft status --sandbox default").is_ok());
+        assert!(read("weft --context west status --sandbox default").is_err());
+        assert!(read("weft --api-addr 127.0.0.1:8086 check").is_ok());
+        assert!(read("weft --api-addr 127.0.0.1:8086 install").is_err());
     }
 
     fn shown(arguments: &[&str]) -> String {

@@ -41,6 +41,7 @@ pub(super) const CATEGORIES: &[Category] = &[
         applies: |mode| mode == Mode::Pre,
         checks: &[
             Check::new("control plane is not already installed", "pre-ns", Error, kubernetes::not_installed),
+            Check::new("no other mesh is installed", "weft-pre-other-mesh", Warning, kubernetes::no_other_mesh),
             Check::new(
                 "control plane namespace admits the agent",
                 "weft-pre-pod-security",
@@ -54,6 +55,7 @@ pub(super) const CATEGORIES: &[Category] = &[
                 kubernetes::may_create_cluster_wide,
             ),
             Check::new("can create namespaced resources", "pre-k8s", Error, kubernetes::may_create_namespaced),
+            Check::new("services have IPv4 first", "weft-pre-first-family", Warning, kubernetes::first_family),
             Check::new("no clock skew detected", "pre-k8s-clock-skew", Warning, kubernetes::clock),
             Check::new("nodes have a kernel that the agent supports", "weft-pre-kernels", Error, kubernetes::kernels),
         ],
@@ -280,7 +282,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     Category {
         name: "linkerd-version",
         needs: &[],
-        applies: |mode| mode != Mode::Viz,
+        applies: |_| true,
         checks: &[Check::new("cli is up-to-date", "l5d-version-cli", Warning, versions::cli_is_expected)],
     },
     Category {
@@ -414,7 +416,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     Category {
         name: "weft-viz",
         needs: &[Part::Config, Part::Mesh, Part::Component],
-        applies: |mode| installed_at_all(mode) || mode == Mode::Viz,
+        applies: |mode| installed_at_all(mode) || mode.is_viz(),
         checks: &[
             Check::new("component is installed", "weft-viz-installed", Fatal, viz::installed),
             Check::new("component pods are ready", "weft-viz-ready", Waits, viz::ready),
@@ -422,6 +424,20 @@ pub(super) const CATEGORIES: &[Category] = &[
             Check::new("proxies serve tap to the component", "weft-viz-tap", Warning, viz::taps),
             Check::new("component answers this user", "weft-viz-answers", Waits, viz::answers),
             Check::new("component and cli versions match", "weft-viz-version", Warning, viz::version),
+        ],
+    },
+    Category {
+        name: "weft-viz-data-plane",
+        needs: &[Part::Config, Part::Settings, Part::Mesh, Part::Component],
+        applies: |mode| mode == Mode::VizProxy,
+        checks: &[
+            Check::new(
+                "data plane namespace exists",
+                "weft-viz-data-plane-exists",
+                Fatal,
+                data_plane::namespace_exists,
+            ),
+            Check::new("data plane proxies serve tap", "weft-viz-data-plane-tap", Warning, viz::pods_serve_tap),
         ],
     },
     Category {

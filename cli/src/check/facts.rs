@@ -12,13 +12,12 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
-use kube::ResourceExt as _;
 use weft_k8s_api::values::Values;
 
 use crate::{
     chart,
-    cluster::{CONTROL_NAMESPACE, HELM_RELEASE},
-    mesh::{Fetched, Mesh},
+    cluster::CONTROL_NAMESPACE,
+    mesh::{Fetched, Mesh, installed::Installed},
 };
 
 /// The scope of the checks.
@@ -32,8 +31,17 @@ pub(super) enum Mode {
     Proxy,
     /// The component weft-viz alone.
     Viz,
+    /// Also what the pods with a proxy do for it.
+    VizProxy,
     /// The custom resource definitions alone.
     Definitions,
+}
+
+impl Mode {
+    /// Whether the component weft-viz is what is checked.
+    pub(super) fn is_viz(self) -> bool {
+        matches!(self, Self::Viz | Self::VizProxy)
+    }
 }
 
 /// Facts that are asked for together. Those that come first or always, the client and the version, are no part.
@@ -41,7 +49,7 @@ pub(super) enum Mode {
 pub(super) enum Part {
     /// Custom resource definitions.
     Definitions,
-    /// Permissions of this user, and the API server's clock.
+    /// Permissions of this user, and the API server's clock and Service.
     Access,
     /// ConfigMap linkerd-config: the settings, and the tool that installed them, which remedies name.
     Config,
@@ -110,9 +118,11 @@ pub(super) struct ClusterFacts {
     pub(super) events: Fetched<Vec<Event>>,
     /// Messages of containers that are not ready, by the full names of their pods.
     pub(super) container_messages: BTreeMap<String, Vec<String>>,
+    /// The address of the API server's own Service.
+    pub(super) service_address: Fetched<String>,
     /// Deployments and pods of the component weft-viz.
     pub(super) viz: Fetched<(Vec<Deployment>, Vec<Pod>)>,
-    /// Whether the component answers this user; only with [`Mode::Viz`], and where there is one.
+    /// Whether the component answers this user; only if it is what is checked, and where there is one.
     pub(super) viz_answer: Option<Fetched<()>>,
     pub(super) mesh: Mesh,
 }
@@ -206,10 +216,12 @@ impl Facts {
         }
     }
 
-    /// The helm release of the control plane, if helm installed it.
-    fn release(&self) -> Option<&str> {
-        let config = self.cluster.as_ref().ok()?.config.as_ref().ok()?.as_ref()?;
-        config.annotations().get(HELM_RELEASE).map(String::as_str)
+    /// The helm release of the control plane, if helm installed it. Not that of another mesh, which no remedy may replace.
+    fn release(&self) -> Option<String> {
+        match Installed::of(self.cluster.as_ref().ok()?.config.as_ref().ok()?.as_ref()) {
+            Installed::ByHelm(release) => Some(release),
+            _ => None,
+        }
     }
 
     fn namespace_option(&self) -> String {
@@ -247,6 +259,7 @@ impl ClusterFacts {
             clock_skew: None,
             crds: unasked(),
             access: Vec::new(),
+            service_address: unasked(),
             namespaces: unasked(),
             config: unasked(),
             trust_roots: unasked(),
@@ -302,7 +315,8 @@ pub(super) mod tests {
         *,
     };
     use crate::{
-        mesh::{Agent, DEPLOYMENTS},
+        cluster::HELM_RELEASE,
+        mesh::{Agent, DEPLOYMENTS, installed::PART_OF},
         problem::Problem,
     };
 
@@ -341,6 +355,7 @@ pub(super) mod tests {
                 clock_skew: Some(0),
                 crds: Ok(crds),
                 access: Vec::new(),
+                service_address: Ok("10.96.0.1".to_owned()),
                 namespaces: Ok(vec![object(json!({"metadata": {"name": "linkerd"}}))]),
                 config: Ok(Some(object(json!({"data": {"values": values}})))),
                 trust_roots: Ok(Some(object(json!({"data": {"ca-bundle.crt": root.certificate_pem()}})))),
@@ -418,8 +433,8 @@ pub(super) mod tests {
     }
 
     fn installed_by_helm(mut facts: Facts) -> Facts {
-        let annotations = json!({"meta.helm.sh/release-name": "mesh"});
-        let config = object(json!({"metadata": {"annotations": annotations}, "data": {}}));
+        let metadata = json!({"labels": {PART_OF.0: PART_OF.1}, "annotations": {HELM_RELEASE: "mesh"}});
+        let config = object(json!({"metadata": metadata, "data": {}}));
         facts.cluster.as_mut().unwrap().config = Ok(Some(config));
         facts
     }

@@ -68,7 +68,7 @@ type Update = Box<dyn FnOnce(&mut ClusterFacts)>;
 /// The definitions, which two parts need.
 type Definitions = Shared<LocalBoxFuture<'static, Fetched<BTreeMap<String, Crd>>>>;
 
-/// Whom parts ask, and for what.
+/// The cluster to query, and the scope of the check.
 #[derive(Clone)]
 struct Source {
     cluster: Cluster,
@@ -140,8 +140,11 @@ async fn ask(part: Part, source: Source) -> (Part, Update) {
             Box::new(move |facts: &mut ClusterFacts| facts.crds = crds)
         }
         Part::Access => {
-            let (access, clock_skew) = join!(access(&cluster), clock_skew(&cluster));
-            Box::new(move |facts: &mut ClusterFacts| (facts.access, facts.clock_skew) = (access, clock_skew))
+            let (access, clock_skew, address) =
+                join!(access(&cluster), clock_skew(&cluster), cluster.service_address());
+            Box::new(move |facts: &mut ClusterFacts| {
+                (facts.access, facts.clock_skew, facts.service_address) = (access, clock_skew, address);
+            })
         }
         Part::Config => {
             let config = get::<ConfigMap>(&cluster, "linkerd-config").await;
@@ -192,7 +195,7 @@ async fn ask(part: Part, source: Source) -> (Part, Update) {
         }
         Part::Component => {
             let of_viz = ListParams::default().labels(component::SELECTOR);
-            let answer = async { if scope.mode == Mode::Viz { ask_viz(&scope.cluster).await } else { None } };
+            let answer = async { if scope.mode.is_viz() { ask_viz(&scope.cluster).await } else { None } };
             let (deployments, pods, answer) = join!(
                 list(Api::<Deployment>::all(client()), &of_viz),
                 list(Api::<Pod>::all(client()), &of_viz),
@@ -450,6 +453,7 @@ mod tests {
     use crate::{
         check::{facts::tests::object, round},
         cluster::HELM_RELEASE,
+        mesh::installed::PART_OF,
         output::progress::Progress,
     };
 
@@ -490,7 +494,8 @@ mod tests {
                 }
                 Some(path) if path.ends_with("/namespaces/linkerd/configmaps/linkerd-config") => {
                     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "linkerd-config",
-                        "namespace": "linkerd", "annotations": {HELM_RELEASE: "mesh"}}})
+                        "namespace": "linkerd", "annotations": {HELM_RELEASE: "mesh"},
+                        "labels": {PART_OF.0: PART_OF.1}}})
                 }
                 Some(_) => future::pending().await,
                 None => return,

@@ -10,7 +10,7 @@ use super::{
     answer::{Stop, known},
     facts::{Crd, CreatedKind, Facts},
 };
-use crate::problem::Problem;
+use crate::{cluster::is_ipv6, docs, mesh::installed::Installed, problem::Problem};
 
 /// Linkerd's minimum, and ours: native sidecars are on by default since 1.29, and 1.31 is the oldest tested version.
 const MIN_VERSION: (u32, u32) = (1, 31);
@@ -169,10 +169,9 @@ pub(super) fn gateway_crds(facts: &Facts) -> Result<Vec<Problem>, Stop> {
 }
 
 pub(super) fn not_installed(facts: &Facts) -> Result<Vec<Problem>, Stop> {
-    let config = known(&facts.named("ConfigMap", "linkerd-config"), &facts.cluster()?.config)?;
-    Ok(match config {
-        None => Vec::new(),
-        Some(_) => vec![Problem::new(
+    Ok(match installed(facts)? {
+        Installed::No | Installed::ByOthers => Vec::new(),
+        Installed::ByUs | Installed::ByHelm(_) => vec![Problem::new(
             facts.named("ConfigMap", "linkerd-config"),
             "exists: a control plane is installed already",
             format!(
@@ -181,6 +180,39 @@ pub(super) fn not_installed(facts: &Facts) -> Result<Vec<Problem>, Stop> {
             ),
         )],
     })
+}
+
+/// A warning: the agent alone works beside Linkerd, and `weft install` refuses the rest.
+pub(super) fn no_other_mesh(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    // What may not be read is a problem of the check before this one.
+    Ok(match installed(facts).map_err(|_| Stop::Skip)? {
+        Installed::ByOthers => vec![Problem::new(
+            facts.named("ConfigMap", "linkerd-config"),
+            "is that of another mesh, such as Linkerd: a cluster has one control plane",
+            format!("{}: how the agent alone serves Linkerd, and how Weft replaces it", docs::page("migration.md")),
+        )],
+        _ => Vec::new(),
+    })
+}
+
+fn installed(facts: &Facts) -> Result<Installed, Stop> {
+    let config = known(&facts.named("ConfigMap", "linkerd-config"), &facts.cluster()?.config)?;
+    Ok(Installed::of(config.as_ref()))
+}
+
+/// The chart's own check, before a person meets it: the default is not known to fit.
+pub(super) fn first_family(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let address = known("Service default/kubernetes", &facts.cluster()?.service_address)?;
+    if !is_ipv6(address) {
+        return Ok(Vec::new());
+    }
+    let problem =
+        format!("is {address}, so Services have IPv6 first; without IPv6 the control plane would not be reached");
+    Ok(vec![Problem::new(
+        "Service default/kubernetes, spec.clusterIP",
+        problem,
+        "install with --set disableIPv6=false",
+    )])
 }
 
 /// Pod Security must allow the agent to use the host's network, if the namespace exists and enforces a level.
@@ -270,6 +302,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::{
+        check::facts::tests::{check, healthy, object},
+        cluster::HELM_RELEASE,
+    };
 
     #[test]
     fn versions_are_read_whatever_follows_them() {
@@ -278,6 +314,33 @@ mod tests {
         assert_eq!(release("1.31+"), Some((1, 31)));
         assert_eq!(release("unknown"), None);
         assert!(is_too_old("v1.30.9") && !is_too_old("v1.31.0") && !is_too_old("unknown"));
+    }
+
+    /// Linkerd's ConfigMap has the same name, and its helm release must not be the target of a remedy.
+    #[test]
+    fn a_mesh_that_is_there_is_told_from_linkerds() {
+        let mut facts = healthy();
+        let mut with = |metadata| {
+            facts.cluster.as_mut().unwrap().config = Ok(Some(object(json!({"metadata": metadata}))));
+            (not_installed(&facts), no_other_mesh(&facts), facts.upgrade(""))
+        };
+        let part_of = |whose: &str| json!({"app.kubernetes.io/part-of": whose});
+        let (ours, other, _) = with(json!({"labels": part_of("weft")}));
+        check(ours, &[("ConfigMap linkerd/linkerd-config", "installed already")]);
+        check(other, &[]);
+        let helm = json!({HELM_RELEASE: "linkerd-control-plane"});
+        let (ours, other, remedy) = with(json!({"labels": part_of("Linkerd"), "annotations": helm}));
+        check(ours, &[]);
+        check(other, &[("ConfigMap linkerd/linkerd-config", "another mesh, such as Linkerd")]);
+        assert!(!remedy.contains("linkerd-control-plane"), "{remedy}");
+    }
+
+    #[test]
+    fn services_that_are_ipv6_first_need_a_value() {
+        let mut facts = healthy();
+        check(first_family(&facts), &[]);
+        facts.cluster.as_mut().unwrap().service_address = Ok("fd00::1".to_owned());
+        check(first_family(&facts), &[("Service default/kubernetes, spec.clusterIP", "IPv6 first")]);
     }
 
     #[test]

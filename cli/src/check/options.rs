@@ -1,15 +1,11 @@
 //! Arguments of `weft check` and `weft viz check`: Linkerd's flags, and what each selects.
 
-use std::{io, time::Duration};
+use std::time::Duration;
 
 use clap::{Args, ValueEnum, builder::NonEmptyStringValueParser};
-use tracing_subscriber::{EnvFilter, fmt::format::FmtSpan};
 
 use super::facts::Mode;
 use crate::{cluster::ClusterArgs, output};
-
-/// With `--verbose`: the requests to the API server, with status and duration.
-const VERBOSE: &str = "warn,kube_client=debug";
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -32,12 +28,8 @@ pub(crate) struct CheckArgs {
     /// Also the pods with a proxy
     #[arg(long)]
     proxy: bool,
-    /// With --proxy: only this namespace [default: all]
-    #[arg(short, long)]
-    namespace: Option<String>,
-    /// Warn where this program, the control plane or proxies have another version
-    #[arg(long, value_name = "VERSION", value_parser = NonEmptyStringValueParser::new())]
-    expected_version: Option<String>,
+    #[command(flatten)]
+    narrow: NarrowArgs,
     #[command(flatten)]
     common: CommonArgs,
     #[command(flatten)]
@@ -49,14 +41,30 @@ pub(crate) struct CheckArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   weft viz check
+  weft viz check --proxy -n shop      whether the proxies of one namespace serve tap as well
   weft viz check -o short --wait 0s
 
 Ends with 1 when a check fails. `weft check` does the same where the component is installed.")]
 pub(crate) struct VizCheckArgs {
+    /// Also the pods with a proxy
+    #[arg(long)]
+    proxy: bool,
+    #[command(flatten)]
+    narrow: NarrowArgs,
     #[command(flatten)]
     common: CommonArgs,
     #[command(flatten)]
     cluster: ClusterArgs,
+}
+
+#[derive(Debug, Args)]
+struct NarrowArgs {
+    /// With --proxy: only this namespace [default: all]
+    #[arg(short, long)]
+    namespace: Option<String>,
+    /// Warn where this program, the control plane, weft-viz or proxies have another version
+    #[arg(long, value_name = "VERSION", value_parser = NonEmptyStringValueParser::new())]
+    expected_version: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -67,9 +75,6 @@ struct CommonArgs {
     /// Output format: json and yaml are Linkerd's, {success, categories}
     #[arg(short, long, value_enum, default_value = "table")]
     output: Format,
-    /// Print every request to the API server on standard error
-    #[arg(long)]
-    verbose: bool,
 }
 
 /// Linkerd's flags about what Weft does in another way.
@@ -105,7 +110,6 @@ pub(super) struct Request {
     pub(super) scope: Scope,
     pub(super) wait: Duration,
     pub(super) output: Format,
-    pub(super) verbose: bool,
 }
 
 /// What to check.
@@ -113,7 +117,7 @@ pub(super) struct Request {
 pub(super) struct Scope {
     pub(super) mode: Mode,
     pub(super) cluster: ClusterArgs,
-    /// With [`Mode::Proxy`]: the only namespace; `None` means all.
+    /// Of pods with a proxy: the only namespace; `None` means all.
     pub(super) namespace: Option<String>,
     pub(super) expected_version: Option<String>,
 }
@@ -143,28 +147,27 @@ impl From<CheckArgs> for Request {
             CheckArgs { proxy: true, .. } => Mode::Proxy,
             _ => Mode::Installed,
         };
-        let CheckArgs { namespace, expected_version, common, cluster, .. } = args;
-        common.request(Scope { mode, cluster, namespace, expected_version })
+        args.common.request(args.narrow.scope(mode, args.cluster))
     }
 }
 
 impl From<VizCheckArgs> for Request {
     fn from(args: VizCheckArgs) -> Self {
-        let scope = Scope { mode: Mode::Viz, cluster: args.cluster, namespace: None, expected_version: None };
-        args.common.request(scope)
+        let mode = if args.proxy { Mode::VizProxy } else { Mode::Viz };
+        args.common.request(args.narrow.scope(mode, args.cluster))
+    }
+}
+
+impl NarrowArgs {
+    fn scope(self, mode: Mode, cluster: ClusterArgs) -> Scope {
+        Scope { mode, cluster, namespace: self.namespace, expected_version: self.expected_version }
     }
 }
 
 impl CommonArgs {
     fn request(self, scope: Scope) -> Request {
-        Request { scope, wait: self.wait, output: self.output, verbose: self.verbose }
+        Request { scope, wait: self.wait, output: self.output }
     }
-}
-
-/// Prints the client library's log on standard error.
-pub(super) fn log_requests() {
-    let log = tracing_subscriber::fmt().with_env_filter(EnvFilter::new(VERBOSE)).with_span_events(FmtSpan::CLOSE);
-    log.with_ansi(false).with_writer(io::stderr).init();
 }
 
 #[cfg(test)]
@@ -194,6 +197,21 @@ mod tests {
         for two in [["--pre", "--crds"], ["--pre", "--proxy"], ["--crds", "--proxy"]] {
             assert!(parse(&two).is_err(), "{two:?}");
         }
+    }
+
+    #[test]
+    fn the_component_has_the_same_flags() {
+        #[derive(Debug, Parser)]
+        struct Command {
+            #[command(flatten)]
+            args: VizCheckArgs,
+        }
+        let request =
+            |arguments: &[&str]| Request::from(Command::parse_from([&["check"], arguments].concat()).args).scope;
+        assert_eq!(request(&[]).mode, Mode::Viz);
+        let scope = request(&["--proxy", "-n", "shop", "--expected-version", "0.2.0"]);
+        assert_eq!((scope.mode, scope.namespace.as_deref()), (Mode::VizProxy, Some("shop")));
+        assert_eq!(scope.expected_version.as_deref(), Some("0.2.0"));
     }
 
     #[test]

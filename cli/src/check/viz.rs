@@ -1,12 +1,18 @@
 //! Checks of the component weft-viz, where it is installed.
 
-use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{Namespace, Pod},
+};
 use kube::ResourceExt as _;
-use weft_k8s_api::values::Values;
+use weft_k8s_api::{labels, observe, values::Values};
 
 use super::{
     answer::{Stop, known},
-    facts::{Facts, Mode},
+    data_plane,
+    facts::Facts,
     installed::not_ready,
 };
 use crate::{component::NAMESPACE, mesh::pods, problem::Problem};
@@ -27,7 +33,7 @@ fn component(facts: &Facts) -> Result<(&[Deployment], &[Pod]), Stop> {
 pub(super) fn installed(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     match component(facts) {
         Ok(_) => Ok(Vec::new()),
-        Err(Stop::Skip) if facts.mode == Mode::Viz && facts.cluster.is_ok() => {
+        Err(Stop::Skip) if facts.mode.is_viz() && facts.cluster.is_ok() => {
             Ok(vec![Problem::new(format!("Deployment {NAMESPACE}/{NAME}"), "does not exist", INSTALL)])
         }
         Err(stop) => Err(stop),
@@ -102,12 +108,36 @@ pub(super) fn answers(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     })
 }
 
+/// Pods whose proxies were started before the injector named the component. Where tap is disabled on purpose it is not a problem.
+pub(super) fn pods_serve_tap(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    component(facts)?;
+    let namespaces = known("Namespaces", &facts.cluster()?.namespaces)?;
+    let refuses =
+        |object: &BTreeMap<String, String>| object.get(labels::DISABLE_TAP).is_some_and(|value| value == "true");
+    let refusing: Vec<_> = namespaces.iter().filter(|it| refuses(it.annotations())).map(Namespace::name_any).collect();
+    let is_deliberate = |pod: &Pod| {
+        refuses(pod.annotations()) || pod.namespace().is_some_and(|namespace| refusing.contains(&namespace))
+    };
+    let all = data_plane::meshed_applications(facts)?.into_iter().filter(|pod| !is_deliberate(pod));
+    let silent = all.filter(|pod| observe::listeners(pod).is_some_and(|listeners| listeners.tap.is_none()));
+    let problem = |pod: &Pod| {
+        let what = "its proxy serves no tap: it was created before the injector named the component";
+        let remedy = "restart its workload: kubectl rollout restart";
+        Problem::new(format!("Pod {}", pods::full_name(pod)), what, remedy)
+    };
+    Ok(silent.map(problem).collect())
+}
+
 pub(super) fn version(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let (deployments, _) = component(facts)?;
+    let (wanted, but) = match &facts.expected_version {
+        Some(expected) => (expected, format!("and {expected} is expected")),
+        None => (&facts.cli_version, format!("this weft of {}", facts.cli_version)),
+    };
     let others = deployments.iter().filter_map(|deployment| {
-        let version = deployment.labels().get(VERSION).filter(|version| **version != facts.cli_version)?;
+        let version = deployment.labels().get(VERSION).filter(|version| *version != wanted)?;
         let object = format!("Deployment {}/{}", deployment.namespace().unwrap_or_default(), deployment.name_any());
-        Some(Problem::new(object, format!("is of version {version}, this weft of {}", facts.cli_version), INSTALL))
+        Some(Problem::new(object, format!("is of version {version}, {but}"), INSTALL))
     });
     Ok(others.collect())
 }
@@ -117,7 +147,10 @@ mod tests {
     use serde_json::json;
 
     use super::{
-        super::facts::tests::{check, healthy, object},
+        super::facts::{
+            Mode,
+            tests::{check, healthy, object},
+        },
         *,
     };
 
@@ -167,6 +200,30 @@ mod tests {
         let mut newer = facts(NAMED, "linkerd-viz", true, "linkerd-proxy");
         newer.cli_version = "0.2.0".to_owned();
         check(version(&newer), &[("Deployment linkerd-viz/weft-viz", "is of version 0.1.0")]);
+        newer.expected_version = Some("0.1.0".to_owned());
+        check(version(&newer), &[]);
+        newer.expected_version = Some("0.3.0".to_owned());
+        check(version(&newer), &[("Deployment linkerd-viz/weft-viz", "0.3.0 is expected")]);
+    }
+
+    #[test]
+    fn pods_that_serve_no_tap_are_named_unless_it_is_on_purpose() {
+        let mut facts = facts(NAMED, "linkerd-viz", true, "linkerd-proxy");
+        check(pods_serve_tap(&facts), &[("Pod shop/web-0", "serves no tap")]);
+        facts.data_plane_namespace = Some("other".to_owned());
+        check(pods_serve_tap(&facts), &[]);
+        facts.data_plane_namespace = Some("shop".to_owned());
+        check(pods_serve_tap(&facts), &[("Pod shop/web-0", "serves no tap")]);
+        let cluster = facts.cluster.as_mut().unwrap();
+        let annotations = json!({"viz.linkerd.io/disable-tap": "true"});
+        let namespaces = cluster.namespaces.as_mut().unwrap();
+        namespaces.push(object(json!({"metadata": {"name": "shop", "annotations": annotations}})));
+        check(pods_serve_tap(&facts), &[]);
+        facts.cluster.as_mut().unwrap().namespaces.as_mut().unwrap().pop();
+        let pod = &mut facts.cluster.as_mut().unwrap().mesh.meshed.as_mut().unwrap()[0];
+        let proxy = &mut pod.spec.as_mut().unwrap().init_containers.as_mut().unwrap()[0];
+        proxy.env = Some(vec![object(json!({"name": "LINKERD2_PROXY_TAP_SVC_NAME", "value": "weft-viz.linkerd-viz"}))]);
+        check(pods_serve_tap(&facts), &[]);
     }
 
     #[test]

@@ -6,10 +6,13 @@
 use std::fs;
 
 use anyhow::{Context as _, Result};
-use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, builder::PossibleValuesParser};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use serde_json::Value;
 
-use crate::chart::{self, values};
+use crate::{
+    arguments::boolean,
+    chart::{self, values},
+};
 
 /// What a flag takes, and what becomes of it.
 #[derive(Clone, Copy, Debug)]
@@ -192,8 +195,7 @@ impl Flag {
                 .num_args(0..=1)
                 .require_equals(true)
                 .default_missing_value("true")
-                .value_parser(PossibleValuesParser::new(["true", "false"]))
-                .hide_possible_values(true),
+                .value_parser(truth),
         }
     }
 
@@ -203,7 +205,7 @@ impl Flag {
         Some(all.map(String::as_str).collect::<Vec<_>>().join(","))
     }
 
-    /// The value, in place of what it is at present; nothing if it stays that.
+    /// The new value; `None` if it equals the present one.
     fn value(&self, given: &str, present: Option<&str>) -> Result<Option<Value>> {
         let text = |text: &str| match text {
             "true" => Value::Bool(true),
@@ -231,6 +233,11 @@ impl Flag {
 fn is_linkerds(image: &str) -> bool {
     let name = image.split('@').next().unwrap_or(image);
     ["linkerd/controller", "linkerd/proxy"].iter().any(|end| name == *end || name.ends_with(&format!("/{end}")))
+}
+
+/// Parser for clap: `true` or `false`, however it is written.
+fn truth(text: &str) -> Result<String, String> {
+    boolean(text).map(|is| is.to_string()).ok_or_else(|| "expected true or false".to_owned())
 }
 
 /// Parser for clap.

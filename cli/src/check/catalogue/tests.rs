@@ -14,7 +14,7 @@ use super::{
     },
     *,
 };
-use crate::cluster::HELM_RELEASE;
+use crate::{cluster::HELM_RELEASE, mesh::installed::PART_OF};
 
 #[test]
 fn a_healthy_cluster_passes_every_check_of_every_mode() {
@@ -79,8 +79,8 @@ fn broken() -> Facts {
     facts.expected_version = Some("0.2.0".to_owned());
     let cluster = facts.cluster.as_mut().unwrap();
     let values = "controllerReplicas: 3\nclusterNetworks: 192.0.2.0/24\nproxy: {image: {name: localhost/weft-proxy, version: 0.3.0}}\n";
-    cluster.config =
-        Ok(Some(object(json!({"metadata": {"annotations": {HELM_RELEASE: "mesh"}}, "data": {"values": values}}))));
+    let metadata = json!({"labels": {PART_OF.0: PART_OF.1}, "annotations": {HELM_RELEASE: "mesh"}});
+    cluster.config = Ok(Some(object(json!({"metadata": metadata, "data": {"values": values}}))));
     cluster.crds = Ok(BTreeMap::new());
     cluster.clock_skew = Some(1000);
     cluster.mesh.nodes.as_mut().unwrap().push(object(json!({"metadata": {"name": "b"}})));
@@ -115,7 +115,9 @@ fn take(part: Part, from: &ClusterFacts, to: &mut ClusterFacts) {
     let from = from.clone();
     match part {
         Part::Definitions => to.crds = from.crds,
-        Part::Access => (to.access, to.clock_skew) = (from.access, from.clock_skew),
+        Part::Access => {
+            (to.access, to.clock_skew, to.service_address) = (from.access, from.clock_skew, from.service_address);
+        }
         Part::Config => to.config = from.config,
         Part::Settings => {
             (to.namespaces, to.trust_roots, to.issuer) = (from.namespaces, from.trust_roots, from.issuer);
@@ -143,7 +145,7 @@ fn what_a_category_does_not_need_does_not_change_its_checks() {
         let mut partial = ClusterFacts::unasked(known.version.clone(), &whole.namespace);
         category.needs.iter().for_each(|part| take(*part, known, &mut partial));
         facts.cluster = Ok(Box::new(partial));
-        for mode in [Mode::Pre, Mode::Definitions, Mode::Installed, Mode::Proxy, Mode::Viz] {
+        for mode in [Mode::Pre, Mode::Definitions, Mode::Installed, Mode::Proxy, Mode::Viz, Mode::VizProxy] {
             let judge = |facts: &Facts| {
                 let facts = Facts { mode, ..facts.clone() };
                 let applying = [category].into_iter().filter(|category| (category.applies)(mode));

@@ -1,0 +1,57 @@
+//! Whether a mesh is in a namespace, and who installed it: by the ConfigMap that every mesh has, Linkerd's included.
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::ResourceExt as _;
+
+use crate::cluster::HELM_RELEASE;
+
+/// The label that all objects of Weft's charts have.
+pub(crate) const PART_OF: (&str, &str) = ("app.kubernetes.io/part-of", "weft");
+
+/// What is in the namespace of a mesh.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Installed {
+    No,
+    /// Weft, by helm, in a release of this name.
+    ByHelm(String),
+    /// Weft, by `weft install | kubectl apply`.
+    ByUs,
+    /// Another mesh, such as Linkerd.
+    ByOthers,
+}
+
+impl Installed {
+    /// By `linkerd-config`. Linkerd has one, too, and helm may have installed it: only the label says whose chart it is of.
+    pub(crate) fn of(config: Option<&ConfigMap>) -> Self {
+        let Some(config) = config else { return Self::No };
+        if config.labels().get(PART_OF.0).is_none_or(|value| value != PART_OF.1) {
+            return Self::ByOthers;
+        }
+        config.annotations().get(HELM_RELEASE).map_or(Self::ByUs, |release| Self::ByHelm(release.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn it_is_known_who_installed() {
+        let of = |metadata: serde_json::Value| {
+            let config = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata});
+            Installed::of(Some(&serde_json::from_value(config).unwrap()))
+        };
+        let (ours, theirs) = (json!({PART_OF.0: "weft"}), json!({PART_OF.0: "Linkerd"}));
+        let release = |name: &str| json!({HELM_RELEASE: name});
+        assert_eq!(of(json!({"labels": ours})), Installed::ByUs);
+        let helms = of(json!({"labels": ours, "annotations": release("weft-control-plane")}));
+        assert_eq!(helms, Installed::ByHelm("weft-control-plane".to_owned()));
+        // Linkerd, by its command line and by helm.
+        assert_eq!(of(json!({"name": "linkerd-config"})), Installed::ByOthers);
+        let linkerd = of(json!({"labels": theirs, "annotations": release("linkerd-control-plane")}));
+        assert_eq!(linkerd, Installed::ByOthers);
+        assert_eq!(Installed::of(None), Installed::No);
+    }
+}
