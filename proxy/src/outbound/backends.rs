@@ -54,6 +54,17 @@ pub(super) enum Resolved {
     Missing,
 }
 
+impl Resolved {
+    /// Whether requests to it have no endpoint to wait for. A backend that does not exist fails its share of the requests, as the Gateway API
+    /// wants.
+    pub(super) fn is_available(&self) -> bool {
+        match self {
+            Self::Balance(balancer) => balancer.is_available(),
+            Self::Forward(_) | Self::Missing => true,
+        }
+    }
+}
+
 impl Backends {
     pub(super) fn new(shared: Arc<Shared>, discover: Discover) -> Self {
         Self { shared, discover, balancers: Mutex::default(), endpoints: Mutex::default() }

@@ -297,12 +297,7 @@ impl RoutingPlan {
     }
 
     fn is_available(&self, backend: &RouteBackend, kind: BalancerKind) -> bool {
-        match self.resolved(backend, kind) {
-            Some((_, Resolved::Balance(balancer))) => balancer.is_available(),
-            // A backend that does not exist fails its share of the requests, as the Gateway API wants.
-            Some((_, Resolved::Forward(_) | Resolved::Missing)) => true,
-            None => false,
-        }
+        self.resolved(backend, kind).is_some_and(|(_, resolved)| resolved.is_available())
     }
 }
 

@@ -2,15 +2,12 @@
 
 use std::{io, sync::Arc};
 
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    time::Instant,
-};
+use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{
     Connection,
     backends::Resolved,
-    balance::{InFlight, SelectError},
+    balance::{InFlight, Search, SelectError},
     endpoint::{ConnectError, Endpoint},
     target::{RoutingPlan, find_opaque},
 };
@@ -101,21 +98,21 @@ where
         return Err(ForwardError::Refused(reason));
     }
     let (kind, queue) = (plan.policy.opaque_kind(), connection.worker.shared.config.outbound.tcp_queue);
-    let deadline = Instant::now() + queue.failfast_timeout;
-    plan.settled(&route.backends, kind, deadline).await;
+    let search = Search::begin(queue.failfast_timeout);
+    plan.settled(&route.backends, kind, search.deadline()).await;
     let (_, backend) = plan.pick(&route.backends, kind).ok_or(ForwardError::NoBackend)?;
     // Boxed, because it is larger than all that follows.
-    let (mut server, endpoint, in_flight) = Box::pin(connect(&backend, deadline)).await?;
+    let (mut server, endpoint, in_flight) = Box::pin(connect(&backend, search)).await?;
     tracing::debug!(orig_dst.addr = %connection.target.destination, dst.addr = %endpoint.info.addr, "forwarding");
     let copied = copy_bidirectional(stream, &mut server).await;
     drop(in_flight);
     copied.map_err(ForwardError::Copy)
 }
 
-/// Connects to an endpoint of the backend. If one refuses, another is tried until the fail-fast time is over.
+/// Connects to an endpoint of the backend. If one refuses, another is tried while the search goes on.
 async fn connect(
     backend: &Resolved,
-    deadline: Instant,
+    mut search: Search,
 ) -> Result<(Io<Stream>, Arc<Endpoint>, Option<InFlight>), ForwardError> {
     let balancer = match backend {
         Resolved::Forward(endpoint) => return Ok((endpoint.connect(None).await?, Arc::clone(endpoint), None)),
@@ -123,7 +120,7 @@ async fn connect(
         Resolved::Missing => return Err(ForwardError::NoBackend),
     };
     loop {
-        let mut in_flight = balancer.select(deadline).await?;
+        let mut in_flight = balancer.select(search.deadline()).await?;
         let Some(balanced) = in_flight.balanced().cloned() else { return Err(SelectError::FailFast.into()) };
         match balanced.endpoint.connect(None).await {
             Ok(stream) => {
@@ -138,7 +135,7 @@ async fn connect(
             }
             Err(error) => {
                 balanced.failed(&error);
-                if Instant::now() >= deadline {
+                if !search.goes_on(|| balancer.is_available()) {
                     return Err(error.into());
                 }
             }

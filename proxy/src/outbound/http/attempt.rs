@@ -25,7 +25,7 @@ use crate::{
         respond::Failure,
     },
     metrics::{BalancerKind, Direction, ProfileMetrics, RequestMetrics},
-    outbound::{Connection, rules::RuleMetrics, target::RoutingPlan},
+    outbound::{Connection, balance::Search, rules::RuleMetrics, target::RoutingPlan},
     request::{
         attempts::{Attempts, Delivered, Next, Outcome},
         classify::Answer,
@@ -159,7 +159,8 @@ impl Routed<'_> {
     ) -> Exchanged {
         let action = self.action;
         apply_to_request(&action.filters, self.prefix, &mut *request)?;
-        let deadline = self.arrived + self.connection.worker.shared.config.outbound.http_queue.failfast_timeout;
+        let search = Search::begin(self.connection.worker.shared.config.outbound.http_queue.failfast_timeout);
+        let deadline = search.deadline();
         let deadline = terms.timeouts.answer_by(self.arrived).map_or(deadline, |by| by.min(deadline));
         self.plan.settled(&action.backends, BalancerKind::Http, deadline).await;
         let picked = self.plan.pick(&action.backends, BalancerKind::Http);
@@ -183,7 +184,7 @@ impl Routed<'_> {
             backend: &resolved,
             required: self.required.as_ref(),
             upgrades: self.upgrades,
-            arrived: self.arrived,
+            search,
             classes: &terms.classes,
             action,
             trace_id: traced.trace_id(),

@@ -30,7 +30,7 @@ use crate::{
     outbound::{
         Connection,
         backends::Resolved,
-        balance::{InFlight, SelectError, breaker::Report},
+        balance::{InFlight, Search, SelectError, breaker::Report},
         endpoint::{ConnectError, Endpoint},
         h1, h2,
     },
@@ -49,7 +49,8 @@ pub(super) struct Exchange<'a> {
     pub(super) required: Option<&'a Identity>,
     /// Whether the request asks for a tunnel.
     pub(super) upgrades: bool,
-    pub(super) arrived: Instant,
+    /// For an endpoint.
+    pub(super) search: Search,
     /// Which responses are failures.
     pub(super) classes: &'a Classes,
     /// The route.
@@ -156,10 +157,10 @@ impl Exchange<'_> {
         &self,
         mut request: Box<Request<Body>>,
     ) -> Result<(Response<Body>, Box<ResponseObserver>), ExchangeError> {
-        let deadline = self.arrived + self.connection.worker.shared.config.outbound.http_queue.failfast_timeout;
+        let mut search = self.search;
         let mut stale = 0;
         loop {
-            let (endpoint, in_flight) = self.select(deadline).await?;
+            let (endpoint, in_flight) = self.select(&search).await?;
             let balanced = in_flight.as_ref().and_then(InFlight::balanced).cloned();
             self.check_identity(&endpoint)?;
             let taps = &self.connection.worker.shared.taps;
@@ -205,11 +206,14 @@ impl Exchange<'_> {
             drop(in_flight);
             request = again;
             match (reason, &balanced) {
-                (Some(error), Some(balanced)) if !error.is_local() && Instant::now() < deadline => {
+                (Some(error), Some(balanced)) if !error.is_local() => {
                     balanced.failed(&error);
+                    if !search.goes_on(|| self.backend.is_available()) {
+                        return Err(connect_failure(&error).into());
+                    }
                 }
                 (Some(error), balanced) => {
-                    if let Some(balanced) = balanced.as_ref().filter(|_| error.is_local()) {
+                    if let Some(balanced) = balanced {
                         balanced.untried();
                     }
                     return Err(connect_failure(&error).into());
@@ -231,12 +235,12 @@ impl Exchange<'_> {
         }
     }
 
-    async fn select(&self, deadline: Instant) -> Result<(Arc<Endpoint>, Option<InFlight>), ExchangeError> {
+    async fn select(&self, search: &Search) -> Result<(Arc<Endpoint>, Option<InFlight>), ExchangeError> {
         match self.backend {
             Resolved::Missing => Err(Failure::Internal("the route's backend does not exist").into()),
             Resolved::Forward(endpoint) => Ok((Arc::clone(endpoint), None)),
             Resolved::Balance(balancer) => {
-                let in_flight = balancer.select(deadline).await.map_err(|error| match error {
+                let in_flight = balancer.select(search.deadline()).await.map_err(|error| match error {
                     SelectError::FailFast => Failure::FailFast,
                     SelectError::QueueFull => Failure::LoadShed,
                     SelectError::PlaintextRefused(_) => Failure::PlaintextRefused(error.to_string()),

@@ -392,6 +392,11 @@ impl Peer {
         self.listener.local_addr().unwrap().port()
     }
 
+    /// Closes the next connection before its handshake.
+    pub(crate) async fn refuse(&self) {
+        drop(self.listener.accept().await.unwrap());
+    }
+
     /// The next connection, with its header; the client has proven its identity.
     pub(crate) async fn accept(&self) -> (TransportHeader, tokio_rustls::server::TlsStream<TcpStream>) {
         let mut stream = self.accept_tls().await;

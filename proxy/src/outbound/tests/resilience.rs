@@ -467,3 +467,47 @@ async fn requests_that_wait_for_one_attempt_to_connect_get_one_answer() {
     let counted = r#"outbound_http_errors_total{error="connect timeout"} 3"#;
     assert!(proxy.scrape().contains(counted), "{}", proxy.scrape());
 }
+
+#[tokio::test]
+async fn an_endpoint_that_takes_all_of_the_time_to_connect_costs_no_request_and_rests() {
+    // The kernel accepts, and nobody answers TLS.
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = silent.local_addr().unwrap();
+    // Slower than an endpoint that nothing is known of, which is preferred whenever it does not rest.
+    let good = Script::new([Act::Late(Duration::from_millis(60), 200); 6]);
+    let control = Control::default();
+    let service = "10.1.2.2:80".parse().unwrap();
+    control.policies.lock().insert(service, policy(SERVICE, vec![]));
+    let endpoints = vec![endpoint(addr, Some((SERVER, addr.port()))), endpoint(good.listen().await, None)];
+    control.update(SERVICE, add(endpoints));
+    let patient = |config: &mut Config| {
+        config.outbound.connect_timeout = Duration::from_millis(400);
+        config.outbound.http_queue.failfast_timeout = Duration::from_millis(200);
+    };
+    let proxy = Proxy::start_with(service, control, patient, true).await;
+    for _ in 0..3 {
+        assert_eq!(proxy.get("/").await.status(), StatusCode::OK);
+    }
+    assert_eq!(metric(&proxy, "outbound_http_balancer_endpoints{endpoint_state=\"pending\""), 1);
+}
+
+#[tokio::test]
+async fn each_attempt_has_the_time_to_find_an_endpoint() {
+    let (proxy, peer, workload) = meshed().await;
+    // Longer than a request waits for an endpoint.
+    let slow = Retry { timeout: duration(Duration::from_millis(800)), ..retry(1) };
+    proxy.control.change_policy("10.1.1.4:80".parse().unwrap(), changed(|rule| rule.retry = Some(slow.clone())));
+    let mut of_http1 = endpoint(workload, Some((SERVER, peer.port())));
+    of_http1.protocol_hint.as_mut().unwrap().protocol = None;
+    proxy.control.replace(SERVICE, add(vec![of_http1]));
+    tokio::spawn(async move {
+        let _silent = peer.accept().await;
+        peer.refuse().await;
+        let (_, stream) = peer.accept().await;
+        let service =
+            service_fn(|_: Request<Incoming>| async { Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new())) });
+        http1::Builder::new().serve_connection(TokioIo::new(stream), service).await
+    });
+    assert_eq!(proxy.get("/").await.status(), StatusCode::OK);
+    assert_eq!(metric(&proxy, "outbound_http_balancer_queue_gate_shut_total"), 0);
+}
