@@ -91,7 +91,7 @@ impl Backends {
         {
             return known;
         }
-        let endpoint = Arc::new(Endpoint::new(Arc::clone(&self.shared), Arc::clone(info)));
+        let endpoint = Arc::new(Endpoint::new(Arc::clone(&self.shared), Arc::clone(info), None));
         endpoints.insert(info.addr, Arc::downgrade(&endpoint));
         endpoint
     }

@@ -123,10 +123,10 @@ impl ConnectError {
 }
 
 impl Endpoint {
-    /// Creates an endpoint without connections.
-    pub(crate) fn new(shared: Arc<Shared>, info: Arc<EndpointInfo>) -> Self {
+    /// Creates an endpoint without connections; `service` is the name and port of its Service, if it is one's.
+    pub(crate) fn new(shared: Arc<Shared>, info: Arc<EndpointInfo>, service: Option<&str>) -> Self {
         let local = shared.config.is_local(info.addr.ip());
-        let labels = labels(&shared.config, &info, local);
+        let labels = labels(&shared.config, &info, service, local);
         Self {
             local,
             http: Arc::new(shared.metrics.http(Direction::Outbound, &labels)),
@@ -275,8 +275,11 @@ fn no_tls_reason(config: &Config, info: &EndpointInfo, local: bool) -> &'static 
     }
 }
 
-fn labels(config: &Config, info: &EndpointInfo, local: bool) -> Labels {
-    let mut labels = target_labels(info.addr);
+fn labels(config: &Config, info: &EndpointInfo, service: Option<&str>, local: bool) -> Labels {
+    // As in Linkerd, without HTTP's own port.
+    let authority = service.map(|service| service.strip_suffix(":80").unwrap_or(service));
+    let mut labels: Labels = authority.map(|authority| label("authority", authority.to_owned())).into_iter().collect();
+    labels.extend(target_labels(info.addr));
     match &info.tls {
         Some(tls) if !local => {
             labels.push(label("tls", "true"));

@@ -84,7 +84,7 @@ pub(super) fn metrics(world: &mut World) {
     for name in names {
         assert!(text.contains(name) && !hidden.contains(name), "{name}: {text}");
     }
-    assert!(hidden.contains("request_total{direction=\"outbound\",target_addr=\""), "{hidden}");
+    assert!(hidden.contains("request_total{direction=\"outbound\",authority=\""), "{hidden}");
 
     let text = world.weft(&["diagnostics", "controller-metrics"]).unwrap();
     let mut shown = BTreeMap::<&str, usize>::new();

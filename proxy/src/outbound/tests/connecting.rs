@@ -38,6 +38,32 @@ async fn the_pod_itself_is_reached_in_plaintext_whatever_its_identity() {
 }
 
 #[tokio::test]
+async fn an_endpoint_of_a_service_has_its_name_as_authority() {
+    let app = application("app").await;
+    for (path, authority) in [
+        ("server.demo.svc.cluster.local:8080", "server.demo.svc.cluster.local:8080"),
+        // As in Linkerd, without HTTP's own port.
+        ("server.demo.svc.cluster.local:80", "server.demo.svc.cluster.local"),
+    ] {
+        let control = Control::default();
+        let service = "10.1.5.2:80".parse().unwrap();
+        control.policies.lock().insert(service, policy(path, vec![]));
+        control.update(path, add(vec![endpoint(app, None)]));
+        let proxy = Proxy::start(service, control).await;
+        text(proxy.get("/").await).await;
+        for (name, peer) in
+            [("request_total", ""), ("response_latency_ms_count", ""), ("tcp_open_total", r#"peer="dst","#)]
+        {
+            let begin = format!(r#"{name}{{direction="outbound",{peer}authority="{authority}",target_addr="{app}","#);
+            eventually(&begin, || proxy.scrape().lines().any(|line| line.starts_with(&begin))).await;
+        }
+    }
+    let proxy = Proxy::start(app, Control::default()).await;
+    text(proxy.get("/").await).await;
+    assert!(!proxy.scrape().contains("authority="), "an address has none: {}", proxy.scrape());
+}
+
+#[tokio::test]
 async fn a_header_is_sent_where_the_endpoint_has_a_port_for_it_and_negotiates_it() {
     for (has_port, alpn, negotiates) in [(true, &[ALPN][..], true), (true, &[][..], false), (false, &[ALPN][..], false)]
     {
