@@ -85,9 +85,9 @@ impl Classes {
     /// Whether a response is a failure.
     pub(crate) fn is_failure(&self, answer: &Answer) -> bool {
         let class = self.0.iter().flat_map(|classes| classes.iter()).find(|class| class.condition.holds(answer.status));
-        match (answer.grpc, class) {
-            (Some(status), _) => is_grpc_failure(status),
-            (None, Some(class)) => class.is_failure,
+        match (class, answer.grpc) {
+            (Some(class), _) => class.is_failure,
+            (None, Some(status)) => is_grpc_failure(status),
             (None, None) => answer.status.is_server_error(),
         }
     }
@@ -179,7 +179,17 @@ mod tests {
         for (code, expected) in [(404, true), (500, false), (503, true), (418, false), (200, false)] {
             assert_eq!(classes.is_failure(&answer(code, None)), expected, "{code}");
         }
-        assert!(classes.is_failure(&answer(200, Some(14))), "gRPC's status counts before HTTP's");
+        assert!(classes.is_failure(&answer(200, Some(14))), "gRPC's status counts where no class matches");
+    }
+
+    #[test]
+    fn a_class_of_a_profile_comes_before_the_status_of_grpc() {
+        for is_failure in [false, true] {
+            let classes = Classes::of_profile(vec![Class { condition: Condition::Status(200..=299), is_failure }]);
+            for grpc in [None, Some(0), Some(14)] {
+                assert_eq!(classes.is_failure(&answer(200, grpc)), is_failure, "{grpc:?}");
+            }
+        }
     }
 
     #[test]
