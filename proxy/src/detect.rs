@@ -35,7 +35,7 @@ pub(crate) enum Detected {
     Http2,
     /// Bytes that are not HTTP.
     NotHttp,
-    /// No byte arrived in time: the server speaks first, or neither side does.
+    /// Nothing that can be judged arrived in time: the server speaks first, or neither side does.
     TimedOut,
 }
 
@@ -65,25 +65,45 @@ impl Detected {
     }
 }
 
-/// Detects HTTP with one read.
+/// How much is read to detect HTTP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reads {
+    /// What arrives first, as in Linkerd: a client of another protocol that waits for an answer is not kept waiting.
+    One,
+    /// Until the bytes are HTTP or cannot become HTTP, for ports that take nothing else.
+    UntilClear,
+}
+
+/// Detects HTTP.
 ///
 /// # Errors
 /// When the connection ends or fails before its first byte.
 pub(crate) async fn http<S: AsyncRead + Unpin>(
     mut stream: Io<S>,
     timeout: Duration,
+    reads: Reads,
 ) -> Result<(Detected, Io<S>), DetectError> {
     let mut buffer = BytesMut::with_capacity(HTTP_BYTES);
-    let read = match tokio::time::timeout(timeout, stream.read_buf(&mut buffer)).await {
-        Ok(read) => read.map_err(DetectError::Read)?,
-        Err(_) => return Ok((Detected::TimedOut, stream)),
+    let judged = async {
+        loop {
+            let read = stream.read_buf(&mut buffer).await.map_err(DetectError::Read)?;
+            if buffer.is_empty() {
+                return Err(DetectError::Closed);
+            }
+            if read == 0 || reads == Reads::One || !may_become_http(&buffer) {
+                return Ok(judge_http(&buffer));
+            }
+        }
     };
-    if read == 0 {
-        return Err(DetectError::Closed);
-    }
-    let detected = judge_http(&buffer);
+    let detected = tokio::time::timeout(timeout, judged).await.unwrap_or(Ok(Detected::TimedOut))?;
     stream.read_again(buffer.freeze());
     Ok((detected, stream))
+}
+
+/// Whether these bytes are too few to be judged, and could be the beginning of HTTP.
+fn may_become_http(bytes: &[u8]) -> bool {
+    bytes.len() < H2_PREFACE.len()
+        && (H2_PREFACE.starts_with(bytes) || httparse::Request::new(&mut []).parse(bytes).is_ok())
 }
 
 pub(crate) fn judge_http(bytes: &[u8]) -> Detected {
@@ -170,22 +190,64 @@ mod tests {
         let (mut client, server) = duplex(1024);
         client.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
         drop(client);
-        let (detected, mut stream) = http(Io::new(server), Duration::from_secs(1)).await.unwrap();
+        let (detected, mut stream) = http(Io::new(server), Duration::from_secs(1), Reads::One).await.unwrap();
         assert_eq!(detected, Detected::Http1);
         let mut all = Vec::new();
         stream.read_to_end(&mut all).await.unwrap();
         assert_eq!(all, b"GET / HTTP/1.1\r\n\r\n");
     }
 
+    #[tokio::test]
+    async fn where_nothing_else_passes_pieces_are_read_until_they_are_clear() {
+        for (pieces, one, until_clear) in [
+            (&["GET ", "/ HTTP/1.1\r\n\r\n"][..], Detected::NotHttp, Detected::Http1),
+            (&["PRI", " * ", "HTTP/2.0\r\n\r\nSM\r\n\r\n"], Detected::NotHttp, Detected::Http2),
+            (&["*1\r\n", "$4\r\nPING\r\n"], Detected::NotHttp, Detected::NotHttp),
+            (&["GET a", "\r\n and more"], Detected::NotHttp, Detected::NotHttp),
+            (&["GET"], Detected::NotHttp, Detected::NotHttp),
+        ] {
+            for (reads, expected) in [(Reads::One, one), (Reads::UntilClear, until_clear)] {
+                let (mut client, server) = duplex(1024);
+                let send = async {
+                    for piece in pieces {
+                        client.write_all(piece.as_bytes()).await.unwrap();
+                        // In one of two turns it is the other side's first.
+                        for _ in 0..2 {
+                            tokio::task::yield_now().await;
+                        }
+                    }
+                    drop(client);
+                };
+                let (detected, ()) = tokio::join!(http(Io::new(server), Duration::from_secs(1), reads), send);
+                let (detected, mut stream) = detected.unwrap();
+                assert_eq!(detected, expected, "{pieces:?} {reads:?}");
+                let mut all = String::new();
+                stream.read_to_string(&mut all).await.unwrap();
+                assert_eq!(all, pieces.concat());
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn half_a_request_line_times_out_and_is_read_again() {
+        let (mut client, server) = duplex(1024);
+        client.write_all(b"GET ").await.unwrap();
+        let (detected, mut stream) = http(Io::new(server), Duration::from_secs(1), Reads::UntilClear).await.unwrap();
+        assert_eq!(detected, Detected::TimedOut);
+        let mut bytes = [0; 4];
+        stream.read_exact(&mut bytes).await.unwrap();
+        assert_eq!(&bytes, b"GET ");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn silence_times_out_and_an_end_is_an_error() {
         let (client, server) = duplex(1024);
-        let (detected, _stream) = http(Io::new(server), Duration::from_secs(10)).await.unwrap();
+        let (detected, _stream) = http(Io::new(server), Duration::from_secs(10), Reads::One).await.unwrap();
         assert_eq!(detected, Detected::TimedOut);
         drop(client);
         let (client, server) = duplex(1024);
         drop(client);
-        assert!(matches!(http(Io::new(server), Duration::from_secs(10)).await, Err(DetectError::Closed)));
+        assert!(matches!(http(Io::new(server), Duration::from_secs(10), Reads::One).await, Err(DetectError::Closed)));
     }
 
     #[tokio::test]

@@ -30,7 +30,7 @@ use tokio::{
 };
 
 use crate::{
-    detect::{self, DetectError, Detected},
+    detect::{self, DetectError, Detected, Reads},
     discover::{Discover, route::Protocol},
     http::serve::{Closing, HttpVersion},
     io::{Io, Stream},
@@ -190,7 +190,7 @@ impl Connection {
         known: Option<Arc<RoutingPlan>>,
     ) -> Result<Serving, ConnectionError> {
         let (began, accepted) = (Instant::now(), self.accepted(Stream::Plain(stream)));
-        let detected = detect::http(accepted, timeout).await;
+        let detected = detect::http(accepted, timeout, Reads::One).await;
         let result = detected.as_ref().map_or("error", |(detected, _)| detected.label());
         match &known {
             Some(plan) => plan.detect(&self.worker.shared).detected(result, began.elapsed()),

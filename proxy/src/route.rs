@@ -13,6 +13,7 @@ pub(crate) mod expression;
 pub(crate) mod filter;
 pub(crate) mod matching;
 pub(crate) mod proto;
+pub(crate) mod readings;
 pub(crate) mod redirect;
 
 use std::sync::Arc;
@@ -68,9 +69,14 @@ impl Meta {
         Self { kind: "default".into(), name: name.into(), ..Self::default() }
     }
 
+    /// Whether no resource stands behind it.
+    pub(crate) fn is_default(&self) -> bool {
+        *self.kind == *"default"
+    }
+
     /// Whether it allows clients that another policy would deny, so that its decisions are logged.
     pub(crate) fn is_audit(&self) -> bool {
-        *self.kind == *"default" && *self.name == *"audit"
+        self.is_default() && *self.name == *"audit"
     }
 
     /// Appends the labels `<role>_group`, `<role>_kind` and `<role>_name`.

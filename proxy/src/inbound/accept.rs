@@ -10,7 +10,7 @@ use tokio::{
 
 use super::{Inbound, Serving, direct, error::ConnectionError, http, tcp};
 use crate::{
-    detect::{self, Detected},
+    detect::{self, Detected, Reads},
     http::serve::HttpVersion,
     io::Io,
     metrics::{Direction, Labels},
@@ -18,7 +18,7 @@ use crate::{
     policy::{
         PortPolicy,
         authz::{Client, ClientTls, NoTls},
-        server::Protocol,
+        server::{Protocol, ServerPolicy},
     },
 };
 
@@ -77,20 +77,21 @@ enum ServePlan {
     Detect {
         /// Deadline for these bytes.
         timeout: Duration,
-        /// The assumed protocol if the client sends nothing.
-        when_silent: Option<HttpVersion>,
+        /// Whether what is not HTTP is forwarded as bytes.
+        takes_bytes: bool,
     },
 }
 
 impl ServePlan {
-    fn new(protocol: &Protocol, is_plain: bool, detect_timeout: Duration) -> Self {
-        match protocol {
+    fn new(policy: &ServerPolicy, is_plain: bool, detect_timeout: Duration) -> Self {
+        let takes_bytes = policy.takes_bytes();
+        match &policy.protocol {
             Protocol::Opaque | Protocol::Tls => Self::Bytes,
             Protocol::Http2(_) | Protocol::Grpc(_) => Self::Http(HttpVersion::Http2),
             Protocol::Http1(_) if is_plain => Self::Http(HttpVersion::Http1),
             // A meshed client may carry HTTP/1 over HTTP/2.
-            Protocol::Http1(_) => Self::Detect { timeout: detect_timeout, when_silent: Some(HttpVersion::Http1) },
-            Protocol::Detect { timeout, .. } => Self::Detect { timeout: *timeout, when_silent: None },
+            Protocol::Http1(_) => Self::Detect { timeout: detect_timeout, takes_bytes },
+            Protocol::Detect { timeout, .. } => Self::Detect { timeout: *timeout, takes_bytes },
         }
     }
 }
@@ -108,15 +109,16 @@ where
 {
     let is_plain = matches!(client.tls, ClientTls::None(_));
     // One statement, so that the connection does not keep a reference to this policy.
-    let plan = ServePlan::new(&policy.borrow().protocol, is_plain, inbound.shared.config.inbound.detect_timeout);
-    let (timeout, when_silent) = match plan {
+    let plan = ServePlan::new(&policy.borrow(), is_plain, inbound.shared.config.inbound.detect_timeout);
+    let (timeout, takes_bytes) = match plan {
         ServePlan::Bytes => return tcp::forward(inbound, stream, client, target, policy),
         ServePlan::Http(version) => return Ok(http::serve(inbound, stream, version, client, target, policy)),
-        ServePlan::Detect { timeout, when_silent } => (timeout, when_silent),
+        ServePlan::Detect { timeout, takes_bytes } => (timeout, takes_bytes),
     };
+    let reads = if takes_bytes { Reads::One } else { Reads::UntilClear };
 
     let began = Instant::now();
-    let detected = detect::http(stream, timeout).await;
+    let detected = detect::http(stream, timeout, reads).await;
     let result = detected.as_ref().map_or("error", |(detected, _)| detected.label());
     let mut labels = Labels::new();
     inbound.append_server(&policy.borrow().meta, target, &mut labels);
@@ -126,7 +128,8 @@ where
         Detected::Http1 => Some(HttpVersion::Http1),
         Detected::Http2 => Some(HttpVersion::Http2),
         Detected::NotHttp => None,
-        Detected::TimedOut => when_silent,
+        // Where bytes do not pass, a client that says nothing speaks HTTP/1.
+        Detected::TimedOut => (!takes_bytes).then_some(HttpVersion::Http1),
     };
     match version {
         Some(version) => Ok(http::serve(inbound, stream, version, client, target, policy)),

@@ -49,7 +49,7 @@ use crate::{
         authz::Client,
         server::{Matched, ServerPolicy},
     },
-    route::filter::apply_to_request,
+    route::{Meta, filter::apply_to_request, readings::DotSegment},
     tap::Tapped,
     trace::Kind,
 };
@@ -182,11 +182,25 @@ impl HttpConnection {
         }
 
         let policy = self.policy.borrow().clone();
-        // A port that policy calls opaque has no routes, whatever a peer's transport header says.
-        let Some(matched) = policy.http().and_then(|http| http.find(request)) else {
+        let no_route = || {
             self.counters.route_not_found(&self.inbound, &policy, &self.client, self.target.addr);
-            return Err(Failure::NoRoute);
+            Failure::NoRoute
         };
+        // A port that policy calls opaque has no routes, whatever a peer's transport header says.
+        let http = policy.http().ok_or_else(no_route)?;
+        let matched = http.find(request).ok_or_else(no_route)?;
+        let otherwise = http.find_otherwise(request).map_err(|DotSegment| {
+            tracing::info!(client.addr = %self.client.addr, orig_dst.addr = %self.target.addr, server = &*policy.meta.name,
+                "request refused: its path has a segment of dots, and routes and applications may read that differently");
+            Failure::BadRequest
+        })?;
+        // However the application reads the path, the client must be allowed to send it.
+        for route in otherwise {
+            let route = route.ok_or_else(no_route)?;
+            if route.authorize(&self.client).is_none() {
+                return Err(self.deny(&policy, &route.meta));
+            }
+        }
         let handles = self.authorize(&policy, matched, self.authority(request))?;
         apply_to_request(matched.filters, matched.prefix, request).map_err(inbound_failure)?;
         self.check_limit(&policy)?;
@@ -219,14 +233,17 @@ impl HttpConnection {
                 }
                 Ok(handles)
             }
-            None => {
-                tracing::info!(client.addr = %self.client.addr,
-                    client.id = self.client.identity().map(weft_tls::identity::Identity::as_str), orig_dst.addr = %self.target.addr,
-                    server = &*policy.meta.name, route = &*route.name, "request denied");
-                self.counters.denied(&self.inbound, policy, route, &self.client, self.target.addr);
-                Err(Failure::Unauthorized)
-            }
+            None => Err(self.deny(policy, route)),
         }
+    }
+
+    /// Counts and logs a denied request.
+    fn deny(&self, policy: &Arc<ServerPolicy>, route: &Arc<Meta>) -> Failure {
+        tracing::info!(client.addr = %self.client.addr,
+            client.id = self.client.identity().map(weft_tls::identity::Identity::as_str), orig_dst.addr = %self.target.addr,
+            server = &*policy.meta.name, route = &*route.name, "request denied");
+        self.counters.denied(&self.inbound, policy, route, &self.client, self.target.addr);
+        Failure::Unauthorized
     }
 
     fn check_limit(&self, policy: &ServerPolicy) -> Result<(), Failure> {

@@ -13,7 +13,12 @@ use super::{
 };
 use crate::{
     config::{Config, DefaultPolicy},
-    route::{Meta, Route, filter::Filter, matching},
+    route::{
+        Meta, Route,
+        filter::Filter,
+        matching,
+        readings::{self, DotSegment},
+    },
 };
 
 /// One port's policy.
@@ -107,13 +112,19 @@ impl ServerPolicy {
         matches!(self.protocol, Protocol::Grpc(_))
     }
 
-    /// The authorization of a client whose bytes are forwarded unchanged. A port of HTTP allows none: its routes,
-    /// filters and limits would not see them (as Linkerd's `check_authorized`).
-    pub(crate) fn authorize_bytes(&self, client: &Client) -> Option<&Arc<Meta>> {
+    /// Whether bytes may be forwarded unchanged. A port of HTTP forwards none, and one with detection only while no resource
+    /// says anything about its requests: routes, filters and limits would not see them.
+    pub(crate) fn takes_bytes(&self) -> bool {
         match &self.protocol {
-            Protocol::Detect { .. } | Protocol::Opaque | Protocol::Tls => authorize(&self.authorizations, client),
-            Protocol::Http1(_) | Protocol::Http2(_) | Protocol::Grpc(_) => None,
+            Protocol::Detect { http, .. } => http.is_default(),
+            Protocol::Opaque | Protocol::Tls => true,
+            Protocol::Http1(_) | Protocol::Http2(_) | Protocol::Grpc(_) => false,
         }
+    }
+
+    /// The authorization of a client whose bytes are forwarded unchanged.
+    pub(crate) fn authorize_bytes(&self, client: &Client) -> Option<&Arc<Meta>> {
+        if self.takes_bytes() { authorize(&self.authorizations, client) } else { None }
     }
 
     /// A port's policy if the controller has none.
@@ -154,6 +165,26 @@ impl HttpPolicy {
         let (meta, of_server) = (Arc::new(Meta::built_in("default")), Arc::clone(authorizations));
         let details = RouteDetails { meta, own: Vec::new(), of_server };
         Self { routes: vec![Route::catch_all(Vec::new())], details: vec![details], limit: None }
+    }
+
+    /// Whether no resource says anything about requests: there are no routes but those that the control plane or the proxy
+    /// generated, and no limit.
+    pub(crate) fn is_default(&self) -> bool {
+        self.limit.is_none() && self.details.iter().all(|route| route.meta.is_default())
+    }
+
+    /// The routes that a request takes if its application reads its path in another way than routes do; `None` where there
+    /// is no route then. Routes without a resource admit to one path exactly, or to all, and are left out.
+    ///
+    /// # Errors
+    /// [`DotSegment`].
+    pub(crate) fn find_otherwise<B>(&self, request: &Request<B>) -> Result<Vec<Option<&RouteDetails>>, DotSegment> {
+        if self.is_default() {
+            return Ok(Vec::new());
+        }
+        let found = |path: &String| matching::find_with_path(&self.routes, request, path);
+        let readings = readings::of(request.uri().path())?;
+        Ok(readings.iter().map(|path| self.details.get(found(path)?.route)).collect())
     }
 
     /// Finds the route of a request.

@@ -110,6 +110,11 @@ const MATCHES_ALL: (Rank, Option<usize>) = (Rank { path: (1, 0), method: false, 
 
 /// Finds the rule of the most specific match.
 pub(crate) fn find<B, R>(routes: &[Route<R>], request: &Request<B>) -> Option<Found> {
+    find_with_path(routes, request, request.uri().path())
+}
+
+/// Finds the rule of the most specific match for the request if it had this path.
+pub(crate) fn find_with_path<B, R>(routes: &[Route<R>], request: &Request<B>, path: &str) -> Option<Found> {
     // Most destinations have one route that matches everything.
     if let [Route { hosts, rules }] = routes
         && let ([], [rule]) = (&hosts[..], &rules[..])
@@ -122,7 +127,7 @@ pub(crate) fn find<B, R>(routes: &[Route<R>], request: &Request<B>) -> Option<Fo
     for (route_index, route) in routes.iter().enumerate() {
         let Some(host_rank) = rank_host(&route.hosts, host) else { continue };
         for (rule_index, rule) in route.rules.iter().enumerate() {
-            let Some((rank, prefix)) = rank_request(&rule.matches, request) else { continue };
+            let Some((rank, prefix)) = rank_request(&rule.matches, request, path) else { continue };
             let candidate = (host_rank, rank, Reverse(route_index), Reverse(rule_index));
             if best.as_ref().is_none_or(|(best, _)| candidate > *best) {
                 best = Some((candidate, Found { route: route_index, rule: rule_index, prefix }));
@@ -154,11 +159,11 @@ fn rank_host(hosts: &[HostMatch], host: &str) -> Option<Option<HostRank>> {
 }
 
 /// The best of the matches; the first of equals.
-fn rank_request<B>(matches: &[RequestMatch], request: &Request<B>) -> Option<(Rank, Option<usize>)> {
+fn rank_request<B>(matches: &[RequestMatch], request: &Request<B>, path: &str) -> Option<(Rank, Option<usize>)> {
     if matches.is_empty() {
         return Some(MATCHES_ALL);
     }
-    let ranks = matches.iter().filter_map(|one| one.rank(request));
+    let ranks = matches.iter().filter_map(|one| one.rank(request, path));
     ranks.reduce(|best, next| if next.0 > best.0 { next } else { best })
 }
 
@@ -184,10 +189,10 @@ impl HostMatch {
 }
 
 impl RequestMatch {
-    fn rank<B>(&self, request: &Request<B>) -> Option<(Rank, Option<usize>)> {
+    fn rank<B>(&self, request: &Request<B>, path: &str) -> Option<(Rank, Option<usize>)> {
         let (path, prefix) = match &self.path {
             None => (MATCHES_ALL.0.path, MATCHES_ALL.1),
-            Some(path) => path.rank(request.method(), request.uri().path())?,
+            Some(of_route) => of_route.rank(request.method(), path)?,
         };
         if self.method.as_ref().is_some_and(|method| method != request.method()) {
             return None;

@@ -66,6 +66,101 @@ async fn authorizations_of_a_route_admit_to_that_route_alone() {
     }
 }
 
+/// Applications decode paths before they route them, merge slashes, drop parameters, and resolve dots.
+#[tokio::test]
+async fn a_path_that_an_application_may_read_otherwise_needs_the_rights_for_each_reading() {
+    let world = World::new(http_app().await).await;
+    let server = |more: Vec<HttpRoute>| {
+        routed(vec![authz("server", only(&[CLIENT]))], |detect| {
+            detect.http_routes.push(route("all", vec![authz("anybody", anybody())], rule(prefix("/"))));
+            detect.http_routes.extend(more);
+        })
+    };
+    world.policies.publish(world.app.port(), server(vec![route("admin", Vec::new(), rule(prefix("/admin")))]));
+    for (path, plain, meshed) in [
+        ("/other", 200, 200),
+        ("/other%2Fadmin", 200, 200),
+        ("/admin", 403, 200),
+        ("/%61dmin", 403, 200),
+        ("/admin%2Fusers", 403, 200),
+        ("//admin/users", 403, 200),
+        ("/admin;v=1/users", 403, 200),
+        ("/%2561dmin", 200, 200),
+        ("/x/../admin", 400, 400),
+        ("/x/%2e%2e/admin", 400, 400),
+    ] {
+        assert_eq!(world.get(Via::Plain, Some(ELSEWHERE), path).await.0, plain, "{path}");
+        assert_eq!(world.get(Via::Tls, Some(ELSEWHERE), path).await.0, meshed, "{path}");
+    }
+    // A reading without a route is refused as any path without one.
+    let files = routed(Vec::new(), |detect| {
+        detect.http_routes.push(route("files", vec![authz("anybody", anybody())], rule(prefix("/files"))));
+    });
+    world.policies.publish(world.app.port(), files);
+    for (path, expected) in [("/files/a%20b", 200), ("/%66iles", 404), (r"/files\x", 404), ("/files/..%2Fadmin", 400)] {
+        assert_eq!(world.get(Via::Plain, Some(ELSEWHERE), path).await.0, expected, "{path}");
+    }
+    // Without a resource about requests there is nothing to get around.
+    world.policies.publish(world.app.port(), detecting(vec![authz("a", anybody())]));
+    assert_eq!(world.get(Via::Plain, Some(ELSEWHERE), "/x/../%61").await.0, 200);
+}
+
+/// A port with detection takes bytes as long as no resource says anything about its requests.
+#[tokio::test]
+async fn bytes_do_not_pass_a_port_with_routes_or_limits() {
+    let world = World::new(banner_app().await).await;
+    let with_route = || {
+        routed(vec![authz("all", anybody())], |detect| {
+            detect.http_routes.push(route("all", Vec::new(), rule(prefix("/"))));
+        })
+    };
+    let with_limit = || {
+        let default = Some(Metadata { kind: Some(metadata::Kind::Default("default".to_owned())) });
+        routed(vec![authz("all", anybody())], |detect| {
+            detect.http_routes.push(HttpRoute { metadata: default, ..route("all", Vec::new(), rule(prefix("/"))) });
+            let total = Some(Limit { requests_per_second: 100 });
+            detect.http_local_rate_limit = Some(HttpLocalRateLimit { total, ..HttpLocalRateLimit::default() });
+        })
+    };
+    for server in [with_route(), with_limit()] {
+        world.policies.publish(world.app.port(), server);
+        for via in [Via::Plain, Via::Tls, Via::Direct(None)] {
+            let mut stream = world.connect(via, Some(ELSEWHERE)).await;
+            stream.write_all(b"GET /\r\n and long enough to tell").await.unwrap();
+            expect_closed(&mut stream).await;
+        }
+    }
+    // A connection that is open when the route comes ends.
+    world.policies.publish(world.app.port(), detecting(vec![authz("all", anybody())]));
+    let mut stream = world.connect(Via::Direct(None), Some(ELSEWHERE)).await;
+    expect_banner(&mut stream).await;
+    world.policies.publish(world.app.port(), with_route());
+    expect_closed(&mut stream).await;
+}
+
+#[tokio::test]
+async fn a_request_in_pieces_is_a_request_where_bytes_do_not_pass() {
+    let world = World::new(http_app().await).await;
+    let server = routed(vec![authz("server", only(&[CLIENT]))], |detect| {
+        detect.http_routes.push(route("open", vec![authz("anybody", anybody())], rule(prefix("/open"))));
+        detect.http_routes.push(route("closed", Vec::new(), rule(prefix("/closed"))));
+    });
+    world.policies.publish(world.app.port(), server);
+    for (path, expected) in [("/open", "HTTP/1.1 200"), ("/closed", "HTTP/1.1 403")] {
+        let mut stream = world.connect(Via::Plain, Some(ELSEWHERE)).await;
+        for piece in ["GET ", path, " HTTP/1.1\r\nhost: web\r\nl5d-client-id: forged\r\n\r\n"] {
+            stream.write_all(piece.as_bytes()).await.unwrap();
+            // The proxy reads each piece by itself: the runtime looks for readable sockets every 61 turns.
+            for _ in 0..200 {
+                tokio::task::yield_now().await;
+            }
+        }
+        let mut status = [0; 12];
+        stream.read_exact(&mut status).await.unwrap();
+        assert_eq!(std::str::from_utf8(&status).unwrap(), expected, "{path}");
+    }
+}
+
 #[tokio::test]
 async fn a_route_without_rules_takes_no_request() {
     let world = World::new(http_app().await).await;
