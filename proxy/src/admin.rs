@@ -259,12 +259,12 @@ mod tests {
         const PROMETHEUS: &str = "prometheus.viz.serviceaccount.identity.linkerd.cluster.local";
         let mesh = Mesh::new();
         let mut config = testing::config();
+        config.inbound.policy_timeout = std::time::Duration::from_secs(600);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         config.admin.listen = addr;
         let (shared, _drain) = testing::shared(config.clone(), &mesh);
         let policies = Policies::unreachable(config);
-        policies.publish(addr.port(), detecting(vec![authz("prometheus", only(&[PROMETHEUS]))]));
         let readiness = Readiness::new();
         let admin = Admin {
             registry: Metrics::new(),
@@ -275,10 +275,10 @@ mod tests {
         };
         tokio::spawn(run(shared, admin, listener));
 
-        // 127.0.0.1 would be the pod itself, which policy admits.
-        let connect = async |identity: Option<&str>| {
+        // 127.0.0.1 is the pod itself, which policy admits.
+        let connect = async |from: &str, identity: Option<&str>| {
             let socket = tokio::net::TcpSocket::new_v4().unwrap();
-            socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+            socket.bind(std::net::SocketAddr::new(from.parse().unwrap(), 0)).unwrap();
             let mut stream: Box<dyn OwnPortStream> = Box::new(socket.connect(addr).await.unwrap());
             if let Some(identity) = identity {
                 let config = mesh.credentials(identity).client_config(&OWN.parse().unwrap(), &[]);
@@ -288,20 +288,29 @@ mod tests {
             }
             stream
         };
+        let get = async |from: &str, identity: Option<&str>, path: &str| {
+            let mut stream = connect(from, identity).await;
+            let request = format!("GET {path} HTTP/1.1\r\nhost: proxy\r\n\r\n");
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut status = [0; 12];
+            stream.read_exact(&mut status).await.unwrap();
+            String::from_utf8_lossy(&status).into_owned()
+        };
+        const ELSEWHERE: &str = "127.0.0.2";
+        // Before its policy is known, nothing but the probes, except for the pod itself.
+        assert_eq!(get(ELSEWHERE, None, "/ready").await, "HTTP/1.1 200");
+        assert_eq!(get(ELSEWHERE, Some(PROMETHEUS), "/metrics").await, "HTTP/1.1 503");
+        assert_eq!(get("127.0.0.1", None, "/metrics").await, "HTTP/1.1 200");
+        policies.publish(addr.port(), detecting(vec![authz("prometheus", only(&[PROMETHEUS]))]));
         for (identity, path, expected) in [
             (None, "/ready", "HTTP/1.1 200"),
             (None, "/metrics", "HTTP/1.1 403"),
             (Some("other.demo"), "/metrics", "HTTP/1.1 403"),
             (Some(PROMETHEUS), "/metrics", "HTTP/1.1 200"),
         ] {
-            let mut stream = connect(identity).await;
-            let request = format!("GET {path} HTTP/1.1\r\nhost: proxy\r\n\r\n");
-            stream.write_all(request.as_bytes()).await.unwrap();
-            let mut status = [0; 12];
-            stream.read_exact(&mut status).await.unwrap();
-            assert_eq!(std::str::from_utf8(&status).unwrap(), expected, "{identity:?} {path}");
+            assert_eq!(get(ELSEWHERE, identity, path).await, expected, "{identity:?} {path}");
 
-            let stream = TokioIo::new(connect(identity).await);
+            let stream = TokioIo::new(connect(ELSEWHERE, identity).await);
             let (mut sender, connection) = http2::handshake(TokioExecutor::new(), stream).await.unwrap();
             tokio::spawn(connection);
             let request = http::Request::get(format!("http://proxy{path}")).body(Empty::<Bytes>::new()).unwrap();

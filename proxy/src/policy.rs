@@ -110,9 +110,9 @@ impl Policies {
         policy
     }
 
-    /// The policy of a port and its changes, without waiting for an answer.
-    pub(crate) fn follow(&self, port: u16) -> PortPolicy {
-        self.inner.subscribe(port).0
+    /// The policy of a port and its changes, and whether it may be used: see [`Self::port`], which waits for that.
+    pub(crate) fn follow(&self, port: u16) -> (PortPolicy, watch::Receiver<bool>) {
+        self.inner.subscribe(port)
     }
 
     /// Waits until every configured port has its first answer, or its deadline has passed.
@@ -263,9 +263,22 @@ impl Ports {
             return;
         }
         self.watched.remove(&port.number);
-        if port.known.load(Ordering::Relaxed) && self.last.len() < UNDECLARED_PORTS {
-            self.last.insert(port.number, port.policy.borrow().clone());
+        if port.known.load(Ordering::Relaxed) {
+            self.remember(port.number, port.policy.borrow().clone());
         }
+    }
+
+    /// Remembers an answer. Beyond the number that is kept, answers with a resource take the places of those without one, which
+    /// a client gets by a scan of all ports.
+    fn remember(&mut self, number: u16, policy: Arc<ServerPolicy>) {
+        if self.last.len() >= UNDECLARED_PORTS {
+            let default = self.last.iter().find(|(_, policy)| policy.meta.is_default()).map(|(number, _)| *number);
+            match default {
+                Some(default) if !policy.meta.is_default() => drop(self.last.remove(&default)),
+                _ => return,
+            }
+        }
+        self.last.insert(number, policy);
     }
 }
 

@@ -2,12 +2,13 @@
 //! request.
 //!
 //! Connections to it are not redirected; they arrive at the admin server itself. `/live` and `/ready` are answered
-//! regardless of policy: the kubelet asks for them before there can be a policy.
+//! regardless of policy: the kubelet asks for them before there can be a policy. Everything else waits for one, but for the pod
+//! itself, so that a proxy without a control plane can be looked at.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
 use ::http::{Extensions, Method, Request, StatusCode};
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, sync::watch};
 use weft_runtime::admin::{AdminRequest, AdminResponse, text};
 
 use super::tls::{OwnPortStream, TlsServer};
@@ -15,7 +16,7 @@ use crate::{
     metrics::{Counters, target_labels},
     policy::{
         Policies, PortPolicy,
-        authz::{Client, authorize},
+        authz::{Authorization, Client, authorize},
         server::ServerPolicy,
     },
     route::Meta,
@@ -27,13 +28,15 @@ pub(crate) struct AdminPort {
     shared: Arc<Shared>,
     tls: TlsServer,
     policy: PortPolicy,
+    /// Whether the policy controller has answered, or its deadline has passed.
+    settled: watch::Receiver<bool>,
 }
 
 impl AdminPort {
     /// Follows the policy of the admin port.
     pub(crate) fn new(shared: Arc<Shared>, policies: &Policies) -> Self {
-        let policy = policies.follow(shared.config.admin.listen.port());
-        Self { tls: TlsServer::new(shared.credentials.clone()), policy, shared }
+        let (policy, settled) = policies.follow(shared.config.admin.listen.port());
+        Self { tls: TlsServer::new(shared.credentials.clone()), policy, settled, shared }
     }
 
     /// Accepts a client; every request of the connection gets the [`Client`] as an extension.
@@ -52,6 +55,9 @@ impl AdminPort {
         }
         let denied = || text(StatusCode::FORBIDDEN, "denied by the policy of this port\n");
         let Some(client) = request.head.extensions.get::<Client>() else { return Some(denied()) };
+        if !*self.settled.borrow() && authorize(&[Authorization::localhost()], client).is_none() {
+            return Some(text(StatusCode::SERVICE_UNAVAILABLE, "the policy of this port is not known yet\n"));
+        }
         let policy = self.policy.borrow().clone();
         let head = Request::from_parts(request.head.clone(), ());
         let (allowed, route) = match policy.http() {

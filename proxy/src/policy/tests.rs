@@ -100,6 +100,35 @@ async fn ports_of_a_scan_are_bounded() {
     assert!(ports.watched.len() <= UNDECLARED_PORTS + 1 && ports.last.len() <= UNDECLARED_PORTS);
 }
 
+/// A scan of all ports gets answers without a resource, which are not worth more than others.
+#[tokio::test(start_paused = true)]
+async fn a_scan_of_ports_takes_no_remembered_answer_of_a_server() {
+    let policies = Policies::unreachable(waiting());
+    let idle = || tokio::time::sleep(Duration::from_secs(200));
+    let limit = u16::try_from(UNDECLARED_PORTS).unwrap();
+    let default = || {
+        let mut server = detecting(vec![authz("all-unauthenticated", anybody())]);
+        server.labels = [("kind", "default"), ("name", "all-unauthenticated")]
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into();
+        server
+    };
+    for port in 1000..1000 + limit {
+        policies.publish(port, default());
+    }
+    idle().await;
+    assert_eq!(policies.inner.ports.lock().last.len(), UNDECLARED_PORTS);
+    policies.publish(8080, detecting(Vec::new()));
+    idle().await;
+    for port in 3000..3000 + limit {
+        policies.publish(port, default());
+    }
+    idle().await;
+    let ports = policies.inner.ports.lock();
+    assert_eq!(&*ports.last[&8080].meta.name, "web");
+    assert_eq!(ports.last.len(), UNDECLARED_PORTS);
+}
+
 #[tokio::test]
 async fn an_unreadable_answer_denies_and_a_readable_one_heals() {
     let policies = Policies::unreachable(crate::inbound::testing::config());
