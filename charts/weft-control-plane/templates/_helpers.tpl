@@ -37,8 +37,8 @@ linkerd.io/workload-ns: {{ .root.Release.Namespace }}
 {{- end }}
 
 {{/*
-Annotations of a control plane pod; arguments: root, opaquePorts, config if the pod reads linkerd-config, and own, those of
-this component.
+Annotations of a control plane pod; arguments: root, opaquePorts, checksum of the values that the pod is restarted for, and own,
+those of this component.
 The node agent and the policy controller read those of config.linkerd.io here, as on any meshed pod.
 */}}
 {{- define "weft.podAnnotations" -}}
@@ -48,8 +48,8 @@ linkerd.io/proxy-version: {{ include "weft.proxyVersion" .root | quote }}
 {{- if not $v.identity.externalCA }}
 linkerd.io/trust-root-sha256: {{ $v.identityTrustAnchorsPEM | trim | printf "%s\n" | sha256sum }}
 {{- end }}
-{{- if .config }}
-checksum/config: {{ include "weft.configValues" .root | sha256sum }}
+{{- with .checksum }}
+checksum/config: {{ . }}
 {{- end }}
 cluster-autoscaler.kubernetes.io/safe-to-evict: "true"
 config.linkerd.io/default-inbound-policy: all-unauthenticated
@@ -292,6 +292,29 @@ serves one), component (the values with its probes and its environment; absent f
 - --cluster-domain={{ .Values.clusterDomain }}
 - --cluster-networks={{ .Values.clusterNetworks }}
 - --default-opaque-ports={{ .Values.proxy.opaquePorts | toString }}
+{{- end }}
+
+{{/*
+The values that an agent reads, once, when it starts: its checksum restarts the agents of all nodes when one of them changes, and for
+no other value.
+*/}}
+{{- define "weft.redirectionValues" -}}
+{{- $proxy := .Values.proxy -}}
+{{- $init := .Values.proxyInit -}}
+{{- $agent := .Values.agent -}}
+{{- list $proxy.uid $proxy.gid $proxy.ports
+    ($init.ignoreInboundPorts | toString) ($init.ignoreOutboundPorts | toString) ($init.kubeAPIServerPorts | toString) $init.skipSubnets
+    $agent.proxyExemption $agent.enforceProxyExemption $agent.allowBypass | toJson -}}
+{{- end }}
+
+{{/*
+The values that an injector reads. It follows them without a restart, but only when the kubelet has delivered them, a minute later:
+restarted, it injects with them when the upgrade is over.
+*/}}
+{{- define "weft.injectionValues" -}}
+{{- $v := .Values -}}
+{{- list (include "weft.redirectionValues" .) $v.proxy $v.debugContainer $v.clusterDomain $v.identityTrustDomain $v.clusterNetworks
+    $v.disableIPv6 $v.imagePullPolicy $v.linkerdVersion | toJson -}}
 {{- end }}
 
 {{/*

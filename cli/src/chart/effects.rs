@@ -1,9 +1,10 @@
 //! Proof that no value of a chart is accepted and does nothing: each one, set to something else, changes a manifest, an
-//! injected pod or a redirection, or is named as a value without effect.
+//! injected pod or a redirection, or is named as a value without effect. And that agents and injectors are restarted for what
+//! they read: agents for nothing else, because a node's new pods wait meanwhile.
 
 use serde_json::{Value as Json, json};
 use weft_k8s_api::{
-    inject::{Decision, Redirection, inject},
+    inject::{Decision, Redirection, RedirectionDefaults, inject},
     values::Values,
 };
 
@@ -104,15 +105,45 @@ struct Effects {
     manifests: Vec<String>,
     /// A pod as the injector makes it, and its redirection.
     injected: Option<(Json, Redirection)>,
+    /// What the agents read.
+    redirection: Option<RedirectionDefaults>,
     /// The redirection of a pod of the control plane that asks not to be redirected, and for less than strictness.
     of_the_control_plane: Option<Redirection>,
 }
 
+/// The digests of settings in the pods of agents and injectors, which restart them.
+#[derive(Debug, PartialEq)]
+struct Digests {
+    agents: Option<String>,
+    injectors: Option<String>,
+}
+
+impl Digests {
+    fn of(manifests: &[String]) -> Self {
+        let of = |kind: &str, name: &str| {
+            let (kind, name) = (format!("\nkind: {kind}\n"), format!("\n  name: {name}\n"));
+            let manifest = manifests.iter().find(|text| text.contains(&kind) && text.contains(&name))?;
+            manifest.lines().find(|line| line.contains("checksum/config:")).map(str::to_owned)
+        };
+        Self { agents: of("DaemonSet", "weft-agent"), injectors: of("Deployment", "linkerd-proxy-injector") }
+    }
+}
+
+/// What is wrong about the restarts that follow from a change.
+fn wrong_restart(before: &(Effects, Digests), after: &(Effects, Digests)) -> Option<&'static str> {
+    let (read, restarted) = (before.0.redirection != after.0.redirection, before.1.agents != after.1.agents);
+    if read != restarted {
+        return Some(if read { "agents read it and are not restarted" } else { "agents are restarted for nothing" });
+    }
+    let is_late = before.0.injected != after.0.injected && before.1.injectors == after.1.injectors;
+    is_late.then_some("injectors read it and are not restarted")
+}
+
 impl Effects {
-    fn of(chart: &Chart, values: &Json) -> Result<Self> {
-        let (config, manifests) = apart(chart.manifests("mesh", values)?);
+    fn of(manifests: Vec<String>) -> Result<Self> {
+        let (config, manifests) = apart(manifests);
         if config.is_empty() {
-            return Ok(Self { manifests, injected: None, of_the_control_plane: None });
+            return Ok(Self { manifests, injected: None, redirection: None, of_the_control_plane: None });
         }
         let config = document::parse_yaml(&config)?;
         let values = Values::parse(config["data"]["values"].as_str().context("data.values")?)?;
@@ -131,7 +162,7 @@ impl Effects {
             "annotations": {"weft.io/bypass": "true", "weft.io/proxy-exemption": "user"},
         }}))?;
         let of_the_control_plane = Some(Redirection::of(&control_plane, &redirection)?);
-        Ok(Self { manifests, injected: Some(injected), of_the_control_plane })
+        Ok(Self { manifests, injected: Some(injected), redirection: Some(redirection), of_the_control_plane })
     }
 }
 
@@ -152,7 +183,7 @@ struct Subject {
     /// Without which it renders nothing.
     required: Json,
     /// Its values with no others than those, and what they make.
-    plain: (Json, Effects),
+    plain: (Json, (Effects, Digests)),
 }
 
 impl Subject {
@@ -194,7 +225,9 @@ impl Subject {
             let mut set = base.clone();
             merge(&mut set, path.iter().rev().fold(other.clone(), |inner, key| json!({key: inner})));
             match render(&self.chart, set) {
-                Ok((_, effects)) if effects != *before => return None,
+                Ok((_, after)) if after.0 != before.0 => {
+                    return wrong_restart(before, &after).map(|wrong| format!("{dotted}: {other}: {wrong}"));
+                }
                 Ok((values, _)) if self.without_effect(&values).contains(&dotted) => return None,
                 Ok(_) => return Some(format!("{dotted}: {other} changes nothing")),
                 Err(error) => refusals.push(format!("{other}: {error:#}")),
@@ -212,10 +245,11 @@ impl Subject {
     }
 }
 
-fn render(chart: &Chart, set: Json) -> Result<(Json, Effects)> {
+fn render(chart: &Chart, set: Json) -> Result<(Json, (Effects, Digests))> {
     let values = chart.values(&Settings { base: Some(set), ..Settings::default() })?;
-    let effects = Effects::of(chart, &values)?;
-    Ok((values, effects))
+    let manifests = chart.manifests("mesh", &values)?;
+    let digests = Digests::of(&manifests);
+    Ok((values, (Effects::of(manifests)?, digests)))
 }
 
 fn every_value_matters(name: &'static str) {

@@ -181,11 +181,15 @@ fn values_of_an_older_chart_are_enough() {
         "destinationController.livenessProbe",
         "destinationController.podAnnotations",
         "destinationProxyResources",
+        "enableRemoteDiscovery",
+        "identity.acceptAnyTokenAudience",
         "networkPolicy",
         "podMonitor",
         "policyController.additionalArgs",
         "policyController.readinessProbe",
+        "policyController.requireReferenceGrants",
         "prometheusRule",
+        "proxy.denyUnansweredPorts",
         "proxy.livenessProbe",
         "proxy.readinessProbe",
         "proxy.requireIdentityOnInboundPorts",
@@ -193,7 +197,10 @@ fn values_of_an_older_chart_are_enough() {
         "spValidator",
     ];
     let absent = new.map(|name| format!("{name}=null")).join(",");
-    let rendered = objects(&cluster, &render(&[certificates.all(), strings(&["--set", &absent])].concat()));
+    let rendered = render(&[certificates.all(), strings(&["--set", &absent])].concat());
+    // What a template prints of a value that it does not find.
+    assert!(!rendered.contains("%!") && !rendered.contains("<nil>"), "{rendered}");
+    let rendered = objects(&cluster, &rendered);
     let template = &object(&rendered, "Deployment", "linkerd-destination")["spec"]["template"]["spec"];
     let startup = &template["initContainers"][0]["startupProbe"];
     assert_eq!((&startup["periodSeconds"], &startup["failureThreshold"]), (&json!(1), &json!(120)));

@@ -154,7 +154,7 @@ impl World {
         let of_chart =
             |release: &&Value| release["chart"].as_str().is_some_and(|c| c.starts_with("weft-control-plane"));
         let release = releases.as_array().unwrap().iter().find(of_chart).unwrap()["name"].as_str().unwrap().to_owned();
-        let upgrade = ["upgrade", &release, CHART, "--namespace", MESH, "--reuse-values"];
+        let upgrade = ["upgrade", &release, CHART, "--namespace", MESH, "--reset-then-reuse-values"];
         let (upgraded, said) = self.helm(&[&upgrade[..], settings].concat());
         assert!(upgraded, "{said}");
         release
