@@ -31,7 +31,7 @@ while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
         --from | --prefix | --signers) [ $# -ge 2 ] || fail "$1 needs a value" ;;
-        *) usage >&2; fail "what is $1?" ;;
+        *) usage >&2; fail "unknown option: $1" ;;
     esac
     case $1 in
         --from) from=$2 ;;
