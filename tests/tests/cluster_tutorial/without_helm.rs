@@ -21,7 +21,8 @@ const REQUESTS: u32 = 10;
 pub(super) fn installs_injects_and_removes(world: &mut World) {
     world.cluster.kubectl(&["wait", "--for=delete", &format!("namespace/{MESH}"), "--timeout=180s"]).unwrap();
     let definitions = file_of(&world.weft(&["install", "--crds"]).unwrap());
-    // Client-side, kubectl keeps what it applied in an annotation, for which these are too large.
+    // As in docs/cli.md: where the Gateway API's definitions are among them, some are too large for the annotation in which
+    // kubectl keeps what it applied.
     world.cluster.kubectl(&["apply", "--server-side", "-f", definitions.path().to_str().unwrap()]).unwrap();
     world.cluster.apply(&world.weft(&["install"]).unwrap()).unwrap();
     for component in COMPONENTS {
@@ -60,12 +61,42 @@ pub(super) fn installs_injects_and_removes(world: &mut World) {
     let check = world.weft(&["check", "--proxy", "--namespace", NAMESPACE, "-o", "json"]).unwrap();
     let check: Value = serde_json::from_str(&check).unwrap();
     assert_eq!(check["success"], true, "{check:#}");
+    upgraded(world);
+    without_a_proxy(world, "around");
     let refused = world.weft(&["uninstall"]).unwrap_err().to_string();
-    assert!(refused.contains("4 pods have a proxy"), "{refused}");
+    assert!(refused.contains("3 pods have a proxy"), "{refused}");
     world.cluster.kubectl(&["delete", "namespace", NAMESPACE]).unwrap();
     world.remember_agents();
     world.cluster.delete(&world.weft(&["uninstall"]).unwrap()).unwrap();
     nothing_is_left(world);
+}
+
+/// `weft upgrade` with another setting of redirection restarts what reads it, and the running pods stay in the mesh. Nothing is
+/// left for `weft prune`.
+fn upgraded(world: &World) {
+    let upgrade = world.weft(&["upgrade", "--set", "proxyInit.ignoreOutboundPorts=4567"]).unwrap();
+    world.cluster.apply(&upgrade).unwrap();
+    world.cluster.rolled_out(MESH, "ds/weft-agent").unwrap();
+    world.cluster.rolled_out(MESH, "deploy/linkerd-proxy-injector").unwrap();
+    let values = world.cluster.kubectl(&["-n", MESH, "get", "configmap", "linkerd-config", "-o", "yaml"]).unwrap();
+    assert!(values.contains(r#"ignoreOutboundPorts: "4567""#), "{values}");
+    let report = requests(world, "client", "server");
+    assert_eq!(report.by_client_id.keys().collect::<Vec<_>>(), [IDENTITY], "{report:?}");
+    assert_eq!(world.weft(&["prune"]).unwrap().trim(), "");
+}
+
+/// `weft uninject` takes the proxy off a workload.
+fn without_a_proxy(world: &World, name: &str) {
+    let deployment = world.cluster.kubectl(&["-n", NAMESPACE, "get", "deploy", name, "-o", "yaml"]).unwrap();
+    let uninjected = world.weft(&["uninject", file_of(&deployment).path().to_str().unwrap()]).unwrap();
+    world.cluster.apply(&uninjected).unwrap();
+    world.cluster.rolled_out(NAMESPACE, &format!("deploy/{name}")).unwrap();
+    let selector = format!("app={name}");
+    world.cluster.until(Duration::from_secs(60), |cluster| {
+        let pods = cluster.kubectl(&["-n", NAMESPACE, "get", "pods", "-l", &selector, "-o", "yaml"])?;
+        anyhow::ensure!(!pods.contains("linkerd-proxy"), "{pods}");
+        Ok(())
+    }).unwrap();
 }
 
 /// Starts a workload with a proxy that `weft inject --manual` adds, and a Service in front of it.
