@@ -4,6 +4,7 @@
 //! atomic addition. Refuses to know when something happens.
 
 mod balancer;
+mod bounded;
 mod detect;
 mod histogram;
 mod http;

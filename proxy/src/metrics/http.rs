@@ -8,6 +8,7 @@ use weft_runtime::metrics::Family;
 
 use super::{
     Counters, Labels,
+    bounded::{Bounded, OTHER_STATUS, status_value},
     histogram::LatencyMs,
     label,
     retain::{InUse, Retained},
@@ -82,10 +83,9 @@ pub(crate) struct HttpMetrics {
     families: HttpFamilies,
     labels: Labels,
     in_use: InUse,
-    /// One entry per outcome; there are few, so a scan is fastest.
-    seen: Mutex<Vec<(Outcome, Counter)>>,
-    /// One entry per HTTP status.
-    latencies: Mutex<Vec<(u16, LatencyMs)>>,
+    seen: Mutex<Bounded<Outcome, Counter>>,
+    /// By HTTP status.
+    latencies: Mutex<Bounded<u16, LatencyMs>>,
 }
 
 /// How a response ended, as the labels of `response_total` say it.
@@ -111,6 +111,11 @@ impl Outcome {
     /// A failure without a gRPC status; without any, if there was no response.
     pub(crate) const fn failure(status: Option<u16>, error: &'static str) -> Self {
         Self { status, success: false, grpc_status: None, error }
+    }
+
+    /// Without what the server chooses.
+    fn other(self) -> Self {
+        Self { status: self.status.map(|_| OTHER_STATUS), grpc_status: None, ..self }
     }
 }
 
@@ -142,26 +147,16 @@ impl HttpMetrics {
 
     /// Counts a response at its end.
     pub(crate) fn response(&self, outcome: Outcome) {
-        let mut seen = self.seen.lock();
-        let known = seen.iter().position(|(known, _)| *known == outcome);
-        let index = known.unwrap_or_else(|| {
-            seen.push((outcome, self.response_counter(outcome)));
-            seen.len() - 1
-        });
-        seen[index].1.inc();
+        self.seen.lock().get(outcome, outcome.other(), |outcome| self.response_counter(outcome)).inc();
     }
 
     /// Observes the time until the first frame of a response's body, as Linkerd does. A trace that is collected becomes the exemplar.
     pub(crate) fn latency(&self, status: u16, latency: Duration, trace_id: Option<NonZeroU128>) {
         let mut latencies = self.latencies.lock();
-        let known = latencies.iter().position(|(known, _)| *known == status);
-        let index = known.unwrap_or_else(|| {
-            latencies.push((status, self.latency_histogram(status)));
-            latencies.len() - 1
-        });
+        let histogram = latencies.get(status, OTHER_STATUS, |status| self.latency_histogram(status));
         match trace_id {
-            None => latencies[index].1.observe(latency),
-            Some(trace_id) => latencies[index].1.observe_traced(latency, trace_id),
+            None => histogram.observe(latency),
+            Some(trace_id) => histogram.observe_traced(latency, trace_id),
         }
     }
 
@@ -175,14 +170,14 @@ impl HttpMetrics {
 
     fn latency_histogram(&self, status: u16) -> LatencyMs {
         let mut labels = self.labels.clone();
-        labels.push(label("status_code", status.to_string()));
+        labels.push(label("status_code", status_value(status)));
         self.in_use.series(self.families.names.latency, &self.families.latency, &labels)
     }
 
     fn response_counter(&self, outcome: Outcome) -> Counter {
         let mut labels = self.labels.clone();
         if let Some(status) = outcome.status {
-            labels.push(label("status_code", status.to_string()));
+            labels.push(label("status_code", status_value(status)));
         }
         labels.push(label("classification", if outcome.success { "success" } else { "failure" }));
         if let Some(status) = outcome.grpc_status {
@@ -192,5 +187,40 @@ impl HttpMetrics {
             labels.push(label("error", outcome.error));
         }
         self.in_use.series(self.families.names.responses, &self.families.responses, &labels)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::{Direction, ProxyMetrics};
+
+    #[test]
+    fn statuses_beyond_a_number_share_series() {
+        let mut registry = Registry::default();
+        let metrics = ProxyMetrics::register(&mut registry);
+        let http = metrics.http(Direction::Outbound, &Labels::new());
+        for status in 100..1000 {
+            for grpc_status in [None, Some(14)] {
+                http.latency(status, Duration::ZERO, None);
+                http.response(Outcome { status: Some(status), success: grpc_status.is_none(), grpc_status, error: "" });
+            }
+        }
+        let lines = |name: &str| -> Vec<(String, u64)> {
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            let of_name = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('{')?.split_once("} "));
+            of_name.map(|(labels, value)| (labels.to_owned(), value.parse().unwrap())).collect()
+        };
+        let (responses, latencies) = (lines("response_total"), lines("response_latency_ms_count"));
+        for (series, most) in [(&responses, 66), (&latencies, 65)] {
+            assert_eq!((series.len(), series.iter().map(|(_, value)| value).sum::<u64>()), (most, 1800));
+        }
+        let others = responses.iter().filter(|(labels, _)| labels.contains(r#"status_code="other""#));
+        let others: Vec<_> = others.map(|(labels, value)| (labels.contains("success"), *value)).collect();
+        assert_eq!(others.len(), 2, "by class: {others:?}");
+        drop(http);
+        metrics.evict(Duration::ZERO);
+        assert_eq!((lines("response_total").len(), lines("response_latency_ms_count").len()), (0, 0));
     }
 }

@@ -21,18 +21,8 @@ struct Kind {
     handles: usize,
     /// When the last one was dropped.
     unused_since: Instant,
-    series: Vec<Series>,
-}
-
-/// One series of a family.
-#[derive(Debug)]
-struct Series {
-    /// The family's name.
-    name: &'static str,
-    /// The family from which it is removed.
-    family: Box<dyn AnyFamily>,
-    /// Its labels.
-    labels: Labels,
+    /// The family of each series, by the family's name and the series' labels.
+    series: HashMap<(&'static str, Labels), Box<dyn AnyFamily>>,
 }
 
 /// A family of any kind of metric.
@@ -61,7 +51,7 @@ impl Retained {
     /// Starts to use a kind. The caller must get its metrics afterwards, or they may be removed in between.
     pub(crate) fn enter(&self, key: Labels) -> InUse {
         let mut kinds = self.0.lock();
-        let new = || Kind { handles: 0, unused_since: Instant::now(), series: Vec::new() };
+        let new = || Kind { handles: 0, unused_since: Instant::now(), series: HashMap::new() };
         kinds.entry(key.clone()).or_insert_with(new).handles += 1;
         drop(kinds);
         InUse { retained: self.clone(), key }
@@ -73,7 +63,7 @@ impl Retained {
         self.0.lock().retain(|_, kind| {
             let is_used = kind.handles > 0 || now.duration_since(kind.unused_since) < idle;
             if !is_used {
-                kind.series.iter().for_each(|series| series.family.remove(&series.labels));
+                kind.series.iter().for_each(|((_, labels), family)| family.remove(labels));
             }
             is_used
         });
@@ -87,10 +77,8 @@ impl InUse {
         M: Clone + Default + fmt::Debug + Send + Sync + 'static,
     {
         let mut kinds = self.retained.0.lock();
-        if let Some(kind) = kinds.get_mut(&self.key)
-            && !kind.series.iter().any(|known| known.name == name && known.labels == *labels)
-        {
-            kind.series.push(Series { name, family: Box::new(family.clone()), labels: labels.clone() });
+        if let Some(kind) = kinds.get_mut(&self.key) {
+            kind.series.entry((name, labels.clone())).or_insert_with(|| Box::new(family.clone()));
         }
         family.get_or_create(labels)
     }

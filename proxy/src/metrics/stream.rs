@@ -2,11 +2,17 @@
 
 use std::sync::{Arc, OnceLock};
 
+use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 
-use super::{Counters, Labels, label, retain::InUse};
+use super::{
+    Counters, Labels,
+    bounded::{Bounded, OTHER_STATUS, status_value},
+    label,
+    retain::InUse,
+};
 
-/// Outcomes of one kind of requests that are remembered; those beyond are looked up each time.
+/// Outcomes of one kind of requests that are found without a lock.
 const REMEMBERED: usize = 8;
 
 /// How a request and its response ended.
@@ -33,7 +39,7 @@ pub(super) enum StatusLabels {
     GrpcNumber,
 }
 
-/// Counters of one kind of requests by outcome. A remembered outcome is found without a lock.
+/// Counters of one kind of requests by outcome.
 #[derive(Debug)]
 pub(super) struct Statuses {
     name: &'static str,
@@ -42,12 +48,19 @@ pub(super) struct Statuses {
     labels: Labels,
     in_use: Arc<InUse>,
     seen: [OnceLock<(StreamEnd, Counter)>; REMEMBERED],
+    /// Those beyond, which few servers have.
+    rest: Mutex<Bounded<StreamEnd, Counter>>,
 }
 
 impl StreamEnd {
     /// No response, because of an error.
     pub(crate) const fn failed(error: &'static str) -> Self {
         Self { status: None, grpc: None, error }
+    }
+
+    /// Without the status that the server chooses; all else is from closed sets.
+    fn other(self) -> Self {
+        Self { status: self.status.map(|_| OTHER_STATUS), ..self }
     }
 }
 
@@ -60,7 +73,7 @@ impl Statuses {
         in_use: &Arc<InUse>,
     ) -> Self {
         let (family, labels, in_use) = (family.clone(), labels.clone(), Arc::clone(in_use));
-        Self { name, family, kind, labels, in_use, seen: Default::default() }
+        Self { name, family, kind, labels, in_use, seen: Default::default(), rest: Mutex::default() }
     }
 
     /// Counts one.
@@ -73,16 +86,17 @@ impl Statuses {
                 return;
             }
         }
-        self.look_up(end).inc();
+        self.rest.lock().get(end, end.other(), |end| self.look_up(end)).inc();
     }
 
     fn look_up(&self, end: StreamEnd) -> Counter {
         let mut labels = self.labels.clone();
         let number = |code: Option<u16>| code.map(|code| code.to_string()).unwrap_or_default();
+        let status = end.status.map(status_value).unwrap_or_default();
         match self.kind {
-            StatusLabels::Http => labels.push(label("http_status", number(end.status))),
+            StatusLabels::Http => labels.push(label("http_status", status)),
             StatusLabels::Grpc => labels.push(label("grpc_status", code_name(end.grpc))),
-            StatusLabels::HttpNumber => labels.push(label("status", number(end.status))),
+            StatusLabels::HttpNumber => labels.push(label("status", status)),
             StatusLabels::GrpcNumber => labels.push(label("status", number(end.grpc))),
         }
         if matches!(self.kind, StatusLabels::Http | StatusLabels::Grpc) {
@@ -99,7 +113,7 @@ impl StatusLabels {
             Self::Http => StreamEnd { grpc: None, ..end },
             Self::Grpc => StreamEnd { status: None, ..end },
             Self::HttpNumber => StreamEnd { grpc: None, error: "", ..end },
-            Self::GrpcNumber => StreamEnd { status: None, error: "", grpc: end.grpc.map(|code| code.min(17)) },
+            Self::GrpcNumber => StreamEnd { status: None, error: "", ..end },
         }
     }
 }
@@ -129,6 +143,8 @@ fn code_name(code: Option<u16>) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use prometheus_client::registry::Registry;
+
     use super::{super::retain::Retained, *};
 
     #[test]
@@ -148,6 +164,28 @@ mod tests {
         };
         assert!((200..220_u16).all(|status| count(&status.to_string(), "") == 3));
         assert_eq!(count("", "FAIL_FAST"), 3);
+    }
+
+    #[test]
+    fn statuses_beyond_a_number_share_a_series() {
+        for (kind, label) in [(StatusLabels::Http, "http_status"), (StatusLabels::HttpNumber, "status")] {
+            let family = Counters::default();
+            let in_use = Arc::new(Retained::default().enter(Labels::new()));
+            let statuses = Statuses::new("statuses", &family, kind, &Labels::new(), &in_use);
+            for status in 100..1000 {
+                statuses.count(StreamEnd { status: Some(status), ..StreamEnd::default() });
+            }
+            let mut registry = Registry::default();
+            registry.register("statuses", "Statuses", family);
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            let series: Vec<_> = text.lines().filter(|line| line.starts_with("statuses_total{")).collect();
+            // Eight without a lock, 64 more, and one for the others.
+            assert_eq!(series.len(), 73, "{text}");
+            let others = format!(r#"{label}="other""#);
+            let others = series.iter().find(|line| line.contains(&others)).unwrap();
+            assert!(others.ends_with(" 828"), "{others}");
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderName, StatusCode, header::RETRY_AFTER};
 pub(crate) struct Answer {
     /// The HTTP status.
     pub(crate) status: StatusCode,
-    /// The gRPC status, from headers or trailers.
+    /// The gRPC status, from headers or trailers: 0 to 16.
     pub(crate) grpc: Option<u8>,
     /// How long the server asks clients to stay away (`Retry-After` in seconds, `grpc-retry-pushback-ms`).
     pub(crate) retry_after: Option<Duration>,
@@ -17,6 +17,11 @@ pub(crate) struct Answer {
 
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_RETRY_PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
+
+/// gRPC's `UNKNOWN`.
+const UNKNOWN: u8 = 2;
+/// The last code that gRPC defines, `UNAUTHENTICATED`.
+const LAST_CODE: u8 = 16;
 
 /// The longest time away that a server can ask for: Linkerd's limit.
 pub(crate) const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
@@ -104,9 +109,11 @@ impl Condition {
     }
 }
 
-/// The `grpc-status` in headers or trailers, if it is there and readable.
-pub(crate) fn grpc_status(headers: &HeaderMap) -> Option<u8> {
-    headers.get(GRPC_STATUS)?.to_str().ok()?.parse().ok()
+/// The `grpc-status` in headers or trailers, if it is there and readable. As in Linkerd, a number that gRPC does not define is `UNKNOWN`:
+/// servers choose it, and it becomes a label.
+fn grpc_status(headers: &HeaderMap) -> Option<u8> {
+    let number: u16 = headers.get(GRPC_STATUS)?.to_str().ok()?.parse().ok()?;
+    Some(u8::try_from(number).ok().filter(|code| *code <= LAST_CODE).unwrap_or(UNKNOWN))
 }
 
 /// Linkerd's default: unknown, deadline exceeded, permission denied, internal, unavailable, data loss.
@@ -189,6 +196,28 @@ mod tests {
             for grpc in [None, Some(0), Some(14)] {
                 assert_eq!(classes.is_failure(&answer(200, grpc)), is_failure, "{grpc:?}");
             }
+        }
+    }
+
+    #[test]
+    fn numbers_that_grpc_does_not_define_are_unknown_and_fail() {
+        let read = |value: &str| {
+            let headers: HeaderMap = [(GRPC_STATUS, value.parse().unwrap())].into_iter().collect();
+            Answer::of_head(StatusCode::OK, &headers)
+        };
+        for (value, status, is_failure) in [
+            ("0", Some(0), false),
+            ("16", Some(16), false),
+            ("17", Some(2), true),
+            ("255", Some(2), true),
+            ("256", Some(2), true),
+            ("65535", Some(2), true),
+            ("65536", None, false),
+            ("-1", None, false),
+            ("many", None, false),
+        ] {
+            let answer = read(value);
+            assert_eq!((answer.grpc, Classes::default().is_failure(&answer)), (status, is_failure), "{value}");
         }
     }
 
