@@ -125,6 +125,15 @@ impl Body {
         }
     }
 
+    /// Ready when a request's body is being sent again, from its beginning, so that nothing more of this one is needed.
+    pub(crate) fn poll_superseded(&self, cx: &Context<'_>) -> Poll<()> {
+        match self {
+            Self::Replay(body) => body.poll_superseded(cx),
+            Self::Reporting(reporting) => reporting.body.poll_superseded(cx),
+            _ => Poll::Pending,
+        }
+    }
+
     /// A body whose frames a test sends.
     #[cfg(test)]
     pub(crate) fn channel() -> (tokio::sync::mpsc::UnboundedSender<Result<Frame<Bytes>, BodyError>>, Self) {

@@ -7,7 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker},
 };
 
 use bytes::Bytes;
@@ -52,6 +52,8 @@ struct Kept {
     is_incomplete: bool,
     has_ended: bool,
     reading: u32,
+    /// The task of the reading, which ends it when the next one begins.
+    reader: Option<Waker>,
 }
 
 impl Replay {
@@ -73,6 +75,7 @@ impl Replay {
             is_incomplete: false,
             has_ended: false,
             reading: 0,
+            reader: None,
         }))))
     }
 
@@ -83,7 +86,12 @@ impl Replay {
             return None;
         }
         kept.reading += 1;
-        Some(ReplayBody { replay: self.clone(), next: 0, reading: kept.reading, trailers_read: false })
+        let (reading, earlier) = (kept.reading, kept.reader.take());
+        drop(kept);
+        if let Some(earlier) = earlier {
+            earlier.wake();
+        }
+        Some(ReplayBody { replay: self.clone(), next: 0, reading, trailers_read: false })
     }
 
     /// Whether [`Self::body`] would give one now.
@@ -113,7 +121,10 @@ impl ReplayBody {
             }
             return Poll::Ready(kept.trailers.clone().map(|trailers| Ok(Frame::trailers(trailers))));
         }
-        let frame = ready!(kept.body.poll_inner(cx));
+        let Poll::Ready(frame) = kept.body.poll_inner(cx) else {
+            kept.read_by(cx.waker());
+            return Poll::Pending;
+        };
         match &frame {
             None => {
                 kept.has_ended = true;
@@ -137,6 +148,16 @@ impl ReplayBody {
         Poll::Ready(frame)
     }
 
+    /// Ready when a later reading has begun.
+    pub(super) fn poll_superseded(&self, cx: &Context<'_>) -> Poll<()> {
+        let mut kept = self.replay.0.lock();
+        if self.reading != kept.reading {
+            return Poll::Ready(());
+        }
+        kept.read_by(cx.waker());
+        Poll::Pending
+    }
+
     pub(super) fn is_end_stream_inner(&self) -> bool {
         let kept = self.replay.0.lock();
         let at_end = kept.has_ended || kept.body.is_end_stream();
@@ -158,6 +179,13 @@ impl ReplayBody {
 }
 
 impl Kept {
+    fn read_by(&mut self, task: &Waker) {
+        match &mut self.reader {
+            Some(reader) => reader.clone_from(task),
+            None => self.reader = Some(task.clone()),
+        }
+    }
+
     /// Keeps a chunk; `false` if nothing is kept any more.
     fn keep(&mut self, chunk: Bytes) -> bool {
         if self.is_incomplete || chunk.is_empty() {
@@ -199,6 +227,8 @@ impl ReplayRoom {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use http_body_util::BodyExt as _;
 
     use super::*;
@@ -243,6 +273,21 @@ mod tests {
         assert_eq!(read(&replay).await.0, "onetwo");
         let late = std::future::poll_fn(|cx| first.poll_inner(cx)).await.unwrap();
         assert!(matches!(late, Err(BodyError::Superseded)), "two readers would share the rest");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_later_reading_ends_an_earlier_one_that_waits() {
+        let (sender, body) = Body::channel();
+        let replay = kept(body, 64);
+        let mut first = replay.body().unwrap();
+        let first = tokio::spawn(async move { std::future::poll_fn(|cx| first.poll_inner(cx)).await });
+        // On this thread alone, so the other task waits for the client then.
+        tokio::task::yield_now().await;
+        let later = replay.body().unwrap();
+        let ended = tokio::time::timeout(Duration::from_secs(1), first).await.expect("it waits for the client");
+        assert!(matches!(ended.unwrap(), Some(Err(BodyError::Superseded))));
+        // The client sends nothing meanwhile.
+        drop((sender, later));
     }
 
     #[tokio::test]

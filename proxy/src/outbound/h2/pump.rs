@@ -54,6 +54,10 @@ impl Pump {
                     Poll::Ready(Some(Ok(_))) => self.waiting = Some(bytes),
                     Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(()),
                     Poll::Pending => {
+                        if self.body.poll_superseded(cx).is_ready() {
+                            self.stream.send_reset(Reason::CANCEL);
+                            return Poll::Ready(());
+                        }
                         self.waiting = Some(bytes);
                         return Poll::Pending;
                     }

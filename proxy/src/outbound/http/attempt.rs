@@ -109,8 +109,9 @@ impl Routed<'_> {
         profile: Option<&ProfileMetrics>,
     ) -> Exchanged {
         let (head, _) = request.into_parts();
+        let mut next = reading(body.as_ref())?;
         loop {
-            let request = Box::new(Request::from_parts(head.clone(), reading(body.as_ref())?));
+            let request = Box::new(Request::from_parts(head.clone(), next));
             let exchanged = self.attempt(request, terms, attempts.timeout(), profile).await;
             let (exchanged, outcome) = peek(exchanged, &attempts).await;
             let is_replayable = body.as_ref().is_none_or(Replay::is_replayable);
@@ -121,6 +122,9 @@ impl Routed<'_> {
                     return exchanged;
                 }
                 Next::Again(pause) => {
+                    // Before the pause: this attempt must not read on meanwhile, until more has come than is kept.
+                    let Ok(again) = reading(body.as_ref()) else { return exchanged };
+                    next = again;
                     if let (Ok((_, observer)), Outcome::Answered(answer)) = (exchanged, outcome) {
                         observer.discard(answer);
                     }
@@ -272,7 +276,7 @@ fn replayable(body: Body, limit: usize, room: &ReplayRoom) -> Result<Option<Repl
     Replay::new(body, limit, room).map(Some)
 }
 
-/// The body from its beginning: the first reading is always there, and later ones were asked for before they are needed.
+/// The body from its beginning. The first reading is always there; a later one ends the earlier.
 fn reading(body: Option<&Replay>) -> Result<Body, Failure> {
     match body {
         None => Ok(Body::Empty),

@@ -1,9 +1,14 @@
 //! Streams and connections of HTTP/2 that end early, requests that are shed, and the drain.
 
 use ::h2::{Reason, client, server};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::mpsc,
+};
+use weft_proto::linkerd::outbound::http_route::Retry;
 
 use super::{
-    resilience::{Act, Script, changed, metric, retry},
+    resilience::{Act, Script, backoff, changed, metric, retry},
     *,
 };
 
@@ -85,7 +90,7 @@ async fn a_reset_is_a_bad_gateway_for_a_client_of_http1() {
 }
 
 /// Reads the client's frames until its request's head has come, and writes a GOAWAY that leaves the request out.
-async fn go_away(mut stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin, reason: Reason) {
+async fn go_away(mut stream: impl AsyncRead + AsyncWrite + Unpin, reason: Reason) {
     const PREFACE: usize = 24;
     const HEADERS: u8 = 1;
     stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
@@ -164,6 +169,125 @@ async fn what_finds_no_endpoint_is_tried_again_and_what_is_shed_is_not() {
         assert_eq!(metric(&proxy, "outbound_http_route_retry_requests_total"), retries);
         assert!(has_ended(&proxy, label), "{}", proxy.scrape());
     }
+}
+
+/// Has requests to the Service of [`meshed`] sent again as this says.
+fn retrying(proxy: &Proxy, retry: &Retry) {
+    let service = "10.1.1.4:80".parse().unwrap();
+    proxy.control.change_policy(service, changed(|rule| rule.retry = Some(retry.clone())));
+}
+
+fn unavailable() -> Response<()> {
+    let mut response = Response::new(());
+    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    response
+}
+
+#[tokio::test]
+async fn an_attempt_ends_when_the_request_is_sent_again_while_its_body_still_arrives() {
+    // The attempt waits for the client, or for the endpoint's window.
+    for window in [65_535, 2] {
+        let (proxy, peer, _) = meshed().await;
+        retrying(&proxy, &retry(1));
+        let endpoint = tokio::spawn(async move {
+            let (_, stream) = peer.accept().await;
+            let handshake = server::Builder::new().initial_window_size(window).handshake::<_, Bytes>(stream);
+            let mut server = handshake.await.unwrap();
+            // After this answer the proxy knows the window.
+            let (_, mut respond) = server.accept().await.unwrap().unwrap();
+            respond.send_response(Response::new(()), true).unwrap();
+            let (first, mut unread) = server.accept().await.unwrap().unwrap();
+            unread.send_response(unavailable(), true).unwrap();
+            let (_second, mut respond) = server.accept().await.unwrap().unwrap();
+            respond.send_response(Response::new(()), true).unwrap();
+            let mut body = first.into_body();
+            let reset = async {
+                loop {
+                    if let Err(error) = body.data().await.expect("the request has no end") {
+                        return error.reason();
+                    }
+                }
+            };
+            let reset = tokio::select! {
+                reset = reset => reset,
+                _ = server.accept() => panic!("a third attempt"),
+            };
+            // The second answer may not have been written yet.
+            tokio::spawn(async move { server.accept().await.is_some() });
+            reset
+        });
+        let mut sender = client(&proxy).await;
+        assert_eq!(sender.send_request(request(), true).unwrap().0.await.unwrap().status(), 200);
+        let (response, mut body) = sender.send_request(request(), false).unwrap();
+        body.send_data("begin".into(), false).unwrap();
+        assert_eq!(response.await.unwrap().status(), StatusCode::OK);
+        let ended = tokio::time::timeout(Duration::from_secs(60), endpoint).await;
+        assert_eq!(ended.expect("the first attempt goes on").unwrap(), Some(Reason::CANCEL), "{window}");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_of_http1_ends_with_the_attempt_whose_request_is_sent_again() {
+    let (ended, mut end) = mpsc::unbounded_channel();
+    let mut connections = 0;
+    let app = serve_each(move |mut stream| {
+        connections += 1;
+        let (status, ended) = (if connections == 1 { 503 } else { 200 }, ended.clone());
+        async move {
+            stream.read(&mut [0; 1024]).await.unwrap();
+            let answer = format!("HTTP/1.1 {status} Answer\r\ncontent-length: 0\r\n\r\n");
+            stream.write_all(answer.as_bytes()).await.unwrap();
+            let _ = stream.read_to_end(&mut Vec::new()).await;
+            let _ = ended.send(status);
+        }
+    });
+    let control = Control::default();
+    let service = "10.1.9.3:80".parse().unwrap();
+    control.policies.lock().insert(service, changed(|rule| rule.retry = Some(retry(1))));
+    control.update(SERVICE, add(vec![endpoint(app.await, None)]));
+    let proxy = Proxy::start(service, control).await;
+    let mut client = proxy.connect().await;
+    let begin = b"POST / HTTP/1.1\r\nhost: server.demo\r\ntransfer-encoding: chunked\r\n\r\n5\r\nbegin\r\n";
+    client.write_all(begin).await.unwrap();
+    let mut status = [0; 12];
+    client.read_exact(&mut status).await.unwrap();
+    assert_eq!(&status, b"HTTP/1.1 200");
+    let ended = tokio::time::timeout(Duration::from_secs(60), end.recv()).await;
+    assert_eq!(ended.expect("the first attempt goes on"), Some(503));
+}
+
+#[tokio::test]
+async fn what_arrives_during_a_pause_is_no_reason_not_to_send_a_request_again() {
+    let (proxy, peer, _) = meshed().await;
+    let keeps = Retry { max_request_bytes: 1024, backoff: backoff(Duration::from_millis(300)), ..retry(1) };
+    retrying(&proxy, &keeps);
+    tokio::spawn(async move {
+        let (_, stream) = peer.accept().await;
+        let mut server = server::handshake(stream).await.unwrap();
+        let (_first, mut respond) = server.accept().await.unwrap().unwrap();
+        respond.send_response(unavailable(), true).unwrap();
+        let (second, mut respond) = server.accept().await.unwrap().unwrap();
+        tokio::spawn(async move {
+            let mut body = second.into_body();
+            let mut received = 0;
+            while let Some(chunk) = body.data().await {
+                let chunk = chunk.unwrap();
+                body.flow_control().release_capacity(chunk.len()).unwrap();
+                received += chunk.len();
+            }
+            let response = Response::builder().header("x-received", received).body(()).unwrap();
+            respond.send_response(response, true).unwrap();
+        });
+        let _ = server.accept().await;
+    });
+    let mut sender = client(&proxy).await;
+    let (response, mut body) = sender.send_request(request(), false).unwrap();
+    body.send_data("begin".into(), false).unwrap();
+    eventually("the pause", || metric(&proxy, "outbound_http_route_retry_requests_total") == 1).await;
+    body.send_data(vec![b'x'; 100 * 1024].into(), true).unwrap();
+    let response = response.await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(response.headers()["x-received"], (5 + 100 * 1024).to_string());
 }
 
 #[tokio::test]
