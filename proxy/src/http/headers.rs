@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use http::{
-    HeaderMap, Method, Request, Response, Version,
+    HeaderMap, HeaderValue, Method, Request, Response, Version,
     header::{CONNECTION, HeaderName, TE, TRANSFER_ENCODING, UPGRADE},
 };
 
@@ -76,7 +76,12 @@ fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item =
 pub(crate) fn strip_for_http2(headers: &mut HeaderMap) {
     strip_hop_by_hop(headers);
     headers.remove(TRANSFER_ENCODING);
-    if headers.get(TE).is_some_and(|te| te != "trailers") {
+    if !headers.contains_key(TE) {
+        return;
+    }
+    if tokens(headers, &TE).any(|coding| coding.eq_ignore_ascii_case("trailers")) {
+        headers.insert(TE, HeaderValue::from_static("trailers"));
+    } else {
         headers.remove(TE);
     }
 }
@@ -128,8 +133,6 @@ pub(crate) fn log_response<B>(is_allowed: bool, server: SocketAddr, response: &R
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
 
     fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
@@ -172,12 +175,23 @@ mod tests {
 
     #[test]
     fn only_trailers_survive_in_te() {
-        let mut map = headers(&[("te", "trailers"), ("transfer-encoding", "chunked")]);
-        strip_for_http2(&mut map);
-        assert_eq!(map.len(), 1);
-        let mut map = headers(&[("te", "gzip")]);
-        strip_for_http2(&mut map);
-        assert!(map.is_empty());
+        for (fields, kept) in [
+            (&["trailers"][..], true),
+            (&["gzip"], false),
+            (&["trailers", "gzip"], true),
+            (&["gzip", "trailers"], true),
+            (&["deflate;q=0.5, Trailers"], true),
+            (&["trailers", "trailers"], true),
+            (&[""], false),
+        ] {
+            let mut map = headers(&[("transfer-encoding", "chunked")]);
+            for field in fields {
+                map.append("te", HeaderValue::from_static(field));
+            }
+            strip_for_http2(&mut map);
+            let expected = if kept { headers(&[("te", "trailers")]) } else { HeaderMap::new() };
+            assert_eq!(map, expected, "{fields:?}");
+        }
     }
 
     #[test]
