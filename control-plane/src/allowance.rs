@@ -46,7 +46,8 @@ impl Allowance {
         self.left(now) >= self.rate.burst
     }
 
-    fn left(&self, now: Instant) -> f64 {
+    /// How many tokens there are.
+    pub(crate) fn left(&self, now: Instant) -> f64 {
         (self.left + now.saturating_duration_since(self.at).as_secs_f64() * self.rate.per_second).min(self.rate.burst)
     }
 }

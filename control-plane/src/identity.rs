@@ -142,8 +142,10 @@ impl Certifier {
         });
         // A token that could not be checked is nobody's fault.
         let refused = |status: &Status| matches!(status.code(), Code::InvalidArgument | Code::FailedPrecondition);
-        if identified.as_ref().is_err_and(refused) {
-            self.callers.refused(&request.identity);
+        match &identified {
+            Ok(_) => self.callers.accepted(&request.identity),
+            Err(status) if refused(status) => self.callers.refused(&request.identity),
+            Err(_) => {}
         }
         identified
     }

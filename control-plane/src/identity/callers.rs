@@ -1,11 +1,16 @@
 //! Limits on callers before their tokens cost a request to the Kubernetes API.
 //!
 //! Anybody in the cluster may ask for any identity with any token, and the address that this service sees is that of
-//! its own pod's proxy. So refused tokens are counted by the identity that was asked for. Accepted tokens are not: a
-//! rollout of a thousand pods of one ServiceAccount is as good as one pod.
+//! its own pod's proxy. So requests are told apart by the identity that they ask for, and take turns:
 //!
-//! An identity with too many refused tokens is not locked out, because their sender need not be its owner: its
-//! requests share a few permits with those of other such identities, and all other requests are unaffected.
+//! | Identity | Turns of the reviewer |
+//! |---|---|
+//! | a token for it was accepted before | all of them, and some that no other identity gets |
+//! | unknown | [`UNKNOWN_PERMITS`] together: to choose new names costs nothing |
+//! | too many tokens for it were refused | [`REFUSED_PERMITS`] together, before or after others were accepted |
+//!
+//! Accepted tokens are not counted: a rollout of a thousand pods of one ServiceAccount is as good as one pod. An
+//! identity with too many refused tokens is not locked out, because their sender need not be its owner.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -17,23 +22,47 @@ use tokio::{
 };
 use tonic::Status;
 
+use super::review::{MAX_REVIEWS, QUEUE_TIMEOUT};
 use crate::allowance::{Allowance, Rate};
 
 /// Refused tokens for one identity before its requests share permits. A proxy whose token is refused asks again after a
 /// second or more.
 const REFUSED: Rate = Rate { burst: 20.0, per_second: 0.2 };
-/// How many identities with refused tokens are remembered; above, unknown ones share permits too.
-const REMEMBERED: usize = 4096;
+/// How many identities with refused tokens are remembered. Those that are closest to being forgiven go first, so that
+/// a flood of new names replaces itself.
+const REMEMBERED_REFUSED: usize = 4096;
+/// How many identities with accepted tokens are remembered; 4 MiB. The oldest go first, and are unknown again.
+const REMEMBERED_ACCEPTED: usize = 16_384;
 /// Requests at a time of the identities with too many refused tokens.
-const SHARED_PERMITS: usize = 4;
-/// How long a request waits for such a permit.
+const REFUSED_PERMITS: usize = 4;
+/// Requests at a time of unknown identities. With a review of 2 ms they are 10,000 a second.
+const UNKNOWN_PERMITS: usize = 20;
+/// How long a request of an identity with too many refused tokens waits for a permit.
 const WAIT: Duration = Duration::from_secs(1);
+
+const _: () = assert!(REFUSED_PERMITS + UNKNOWN_PERMITS < MAX_REVIEWS, "identities with certificates need turns");
 
 /// Counts refused tokens, and admits requests.
 pub(crate) struct Callers {
-    refused: Mutex<HashMap<String, Allowance>>,
-    shared: Semaphore,
+    seen: Mutex<Seen>,
+    refused: Semaphore,
+    unknown: Semaphore,
     metrics: CallerMetrics,
+}
+
+/// What the tokens of earlier requests say about identities.
+#[derive(Default)]
+struct Seen {
+    refused: HashMap<String, Allowance>,
+    /// With the time of the last accepted token.
+    accepted: HashMap<String, Instant>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    Accepted,
+    Unknown,
+    Refused,
 }
 
 /// Counters of refused requests.
@@ -49,7 +78,7 @@ impl CallerMetrics {
         registry.register(
             "weft_identity_limited_requests",
             "Requests for certificates that were refused without a look at their tokens, because too many tokens for \
-             the same identity had been refused",
+             the same identity had been refused, or too many requests for unknown identities waited",
             metrics.limited.clone(),
         );
         metrics
@@ -57,56 +86,81 @@ impl CallerMetrics {
 }
 
 impl Callers {
-    /// With no refused token so far.
+    /// With no token so far.
     pub(crate) fn new(metrics: CallerMetrics) -> Self {
-        Self { refused: Mutex::default(), shared: Semaphore::new(SHARED_PERMITS), metrics }
+        let (refused, unknown) = (Semaphore::new(REFUSED_PERMITS), Semaphore::new(UNKNOWN_PERMITS));
+        Self { seen: Mutex::default(), refused, unknown, metrics }
     }
 
-    /// Admits a request for `identity`; the permit is held while its token is reviewed.
+    /// Admits a request for `identity`; the permit, if one is needed, is held while its token is reviewed.
     ///
     /// # Errors
-    /// `ResourceExhausted` if too many tokens for the identity were refused and no shared permit becomes free.
+    /// `ResourceExhausted` if the identity needs a permit, and none becomes free.
     pub(super) async fn admit(&self, identity: &str) -> Result<Option<SemaphorePermit<'_>>, Status> {
-        if self.is_trusted(identity) {
-            return Ok(None);
+        let standing = self.seen.lock().standing(identity, Instant::now());
+        let (permits, wait) = match standing {
+            Standing::Accepted => return Ok(None),
+            Standing::Unknown => (&self.unknown, QUEUE_TIMEOUT),
+            Standing::Refused => (&self.refused, WAIT),
+        };
+        if let Ok(Ok(permit)) = tokio::time::timeout(wait, permits.acquire()).await {
+            return Ok(Some(permit));
         }
-        match tokio::time::timeout(WAIT, self.shared.acquire()).await {
-            Ok(Ok(permit)) => Ok(Some(permit)),
-            _ => {
-                self.metrics.limited.inc();
-                Err(Status::resource_exhausted(format!(
-                    "too many tokens for {identity} were refused; its requests wait for each other, try again"
-                )))
+        self.metrics.limited.inc();
+        let reason = match standing {
+            Standing::Refused => {
+                format!("too many tokens for {identity} were refused; its requests wait for each other")
             }
-        }
+            _ => format!("{identity} waits with too many other identities without a certificate"),
+        };
+        Err(Status::resource_exhausted(format!("{reason}, try again")))
     }
 
     /// Notes that the token of a request for `identity` was refused.
     pub(super) fn refused(&self, identity: &str) {
-        let now = Instant::now();
-        let mut refused = self.refused.lock();
-        if !refused.contains_key(identity) {
-            if refused.len() >= REMEMBERED {
-                refused.retain(|_, allowance| !allowance.is_full(now));
-            }
-            if refused.len() >= REMEMBERED {
-                return;
-            }
-        }
-        refused.entry(identity.to_owned()).or_insert_with(|| Allowance::new(REFUSED, now)).take(now);
+        self.seen.lock().refused(identity, Instant::now());
     }
 
-    fn is_trusted(&self, identity: &str) -> bool {
-        let now = Instant::now();
-        let mut refused = self.refused.lock();
-        match refused.get(identity) {
-            Some(allowance) => allowance.has_some(now),
-            None if refused.len() < REMEMBERED => true,
-            None => {
-                refused.retain(|_, allowance| !allowance.is_full(now));
-                refused.len() < REMEMBERED
+    /// Notes that the token of a request for `identity` was accepted.
+    pub(super) fn accepted(&self, identity: &str) {
+        self.seen.lock().accepted(identity, Instant::now());
+    }
+}
+
+impl Seen {
+    fn standing(&self, identity: &str, now: Instant) -> Standing {
+        if self.refused.get(identity).is_some_and(|allowance| !allowance.has_some(now)) {
+            return Standing::Refused;
+        }
+        if self.accepted.contains_key(identity) { Standing::Accepted } else { Standing::Unknown }
+    }
+
+    fn refused(&mut self, identity: &str, now: Instant) {
+        if !self.refused.contains_key(identity) && self.refused.len() >= REMEMBERED_REFUSED {
+            self.refused.retain(|_, allowance| !allowance.is_full(now));
+            if self.refused.len() >= REMEMBERED_REFUSED {
+                let left = |allowance: &Allowance| allowance.left(now);
+                let most = self.refused.iter().max_by(|(_, a), (_, b)| left(a).total_cmp(&left(b)));
+                if let Some(most) = most.map(|(identity, _)| identity.clone()) {
+                    self.refused.remove(&most);
+                }
             }
         }
+        self.refused.entry(identity.to_owned()).or_insert_with(|| Allowance::new(REFUSED, now)).take(now);
+    }
+
+    fn accepted(&mut self, identity: &str, now: Instant) {
+        if let Some(at) = self.accepted.get_mut(identity) {
+            *at = now;
+            return;
+        }
+        if self.accepted.len() >= REMEMBERED_ACCEPTED {
+            let oldest = self.accepted.iter().min_by_key(|(_, at)| **at).map(|(identity, _)| identity.clone());
+            if let Some(oldest) = oldest {
+                self.accepted.remove(&oldest);
+            }
+        }
+        self.accepted.insert(identity.to_owned(), now);
     }
 }
 
@@ -131,20 +185,27 @@ mod tests {
         }
     }
 
+    fn refuse_too_many(callers: &Callers, identity: &str) {
+        for _ in 0..20 {
+            callers.refused(identity);
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn an_identity_with_refused_tokens_shares_permits_and_others_do_not() {
         let callers = callers();
+        callers.accepted(WEB);
         for _ in 0..20 {
             assert!(callers.admit(WEB).await.unwrap().is_none(), "not limited yet");
             callers.refused(WEB);
         }
         let mut permits = Vec::new();
-        for _ in 0..SHARED_PERMITS {
+        for _ in 0..REFUSED_PERMITS {
             permits.push(callers.admit(WEB).await.unwrap().expect("a shared permit"));
         }
         assert!(is_limited(&callers, WEB).await);
         assert_eq!(callers.metrics.limited.get(), 1);
-        assert!(callers.admit("api.shop").await.unwrap().is_none(), "another identity");
+        assert!(!is_limited(&callers, "api.shop").await, "another identity");
         // It is not locked out.
         permits.pop();
         assert!(!is_limited(&callers, WEB).await);
@@ -157,23 +218,66 @@ mod tests {
     async fn accepted_tokens_count_for_nothing() {
         let callers = callers();
         for _ in 0..10_000 {
+            callers.accepted(WEB);
             assert!(callers.admit(WEB).await.unwrap().is_none());
         }
-        assert!(callers.refused.lock().is_empty());
+        assert!(callers.seen.lock().refused.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn identities_do_not_wait_for_those_with_refused_tokens_however_many() {
+        let callers = callers();
+        callers.accepted(WEB);
+        for number in 0..REMEMBERED_REFUSED {
+            refuse_too_many(&callers, &format!("web-{number}.shop"));
+        }
+        let mut permits = Vec::new();
+        for number in 0..REFUSED_PERMITS {
+            permits.push(callers.admit(&format!("web-{number}.shop")).await.unwrap().expect("a shared permit"));
+        }
+        assert!(is_limited(&callers, "web-9.shop").await);
+        assert!(!is_limited(&callers, "new.shop").await, "an unknown identity");
+        assert!(callers.admit(WEB).await.unwrap().is_none(), "an identity with a certificate");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_for_unknown_identities_take_no_turn_of_those_with_certificates() {
+        let callers = callers();
+        callers.accepted(WEB);
+        let mut permits = Vec::new();
+        for number in 0..UNKNOWN_PERMITS {
+            permits.push(callers.admit(&format!("new-{number}.shop")).await.unwrap().expect("a permit"));
+        }
+        assert!(is_limited(&callers, "new.shop").await);
+        assert!(callers.admit(WEB).await.unwrap().is_none());
+        // Its first certificate makes it one of them.
+        permits.pop();
+        assert!(!is_limited(&callers, "new.shop").await);
+        callers.accepted("new.shop");
+        assert!(callers.admit("new.shop").await.unwrap().is_none());
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_is_remembered_is_bounded() {
         let callers = callers();
-        for number in 0..2 * REMEMBERED {
+        refuse_too_many(&callers, WEB);
+        for number in 0..2 * REMEMBERED_REFUSED {
             callers.refused(&format!("web-{number}.shop"));
         }
-        assert_eq!(callers.refused.lock().len(), REMEMBERED);
-        let permit = callers.admit("unknown.shop").await.unwrap();
-        assert!(permit.is_some(), "an unknown identity shares permits while so many are refused");
-        assert!(callers.admit("web-0.shop").await.unwrap().is_none(), "one refused token is not too many");
+        assert_eq!(callers.seen.lock().refused.len(), REMEMBERED_REFUSED);
+        let standing = |identity: &str| callers.seen.lock().standing(identity, Instant::now());
+        assert_eq!(standing(WEB), Standing::Refused, "names with one refused token do not push it out");
+        assert_eq!(standing("web-0.shop"), Standing::Unknown, "one refused token is not too many");
         tokio::time::advance(Duration::from_secs(3600)).await;
-        assert!(callers.admit("unknown.shop").await.unwrap().is_none());
-        assert!(callers.refused.lock().is_empty());
+        callers.refused("last.shop");
+        assert_eq!(callers.seen.lock().refused.len(), 1);
+        callers.accepted("first.shop");
+        tokio::time::advance(Duration::from_secs(1)).await;
+        for number in 0..REMEMBERED_ACCEPTED {
+            callers.accepted(&format!("api-{number}.shop"));
+        }
+        assert_eq!(callers.seen.lock().accepted.len(), REMEMBERED_ACCEPTED);
+        assert_eq!(standing("first.shop"), Standing::Unknown, "the oldest");
+        assert_eq!(standing("api-0.shop"), Standing::Accepted);
     }
 }

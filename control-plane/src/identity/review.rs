@@ -22,10 +22,10 @@ const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
 /// Deadline for the check of permissions at start.
 const ACCESS_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a review may wait for others.
-const QUEUE_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const QUEUE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The most reviews at a time: anybody may send tokens, and each costs a request to the API server. 32 allow thousands
 /// a second.
-const MAX_REVIEWS: usize = 32;
+pub(super) const MAX_REVIEWS: usize = 32;
 /// Part of the API server's error about a token for other audiences.
 const OTHER_AUDIENCES: &str = "token audiences";
 
