@@ -325,9 +325,14 @@ impl Datapath {
         &self.maps
     }
 
-    /// Whether a pod's proxy has a listener on a port, to which connections are given.
+    /// Whether a pod's proxy has a listener on a port.
     pub(crate) fn listens(&self, cookie: u64, entry: &Pod, port: u16) -> Result<bool, DatapathError> {
         Ok(self.listeners.living()?.contains_key(&proxy_key(cookie, entry, port)))
+    }
+
+    /// Whether connections of a family are given to such a listener.
+    pub(crate) fn accepts(&self, cookie: u64, entry: &Pod, port: u16, is_v4: bool) -> Result<bool, DatapathError> {
+        Ok(self.listeners.accepts(cookie, entry, port, is_v4)?)
     }
 
     /// How many pods are in the kernel.
@@ -396,7 +401,10 @@ impl Kernel for Datapath {
         let is_unknown = old.is_none();
         if unchanged.is_none() {
             // The listeners of the new proxy must be known before the rules that name it are in force.
-            let is_replaced = old.is_some_and(|old| old.has(pod::INBOUND) && old.proxy() != entry.proxy());
+            let is_replaced = old.is_some_and(|old| {
+                let is_same = old.proxy() == entry.proxy() && old.admin_port == entry.admin_port;
+                old.has(pod::INBOUND) && !is_same
+            });
             if is_unknown || is_replaced {
                 match listeners {
                     Some(listeners) => self.adopt(cookie, &entry, listeners)?,

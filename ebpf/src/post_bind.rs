@@ -21,7 +21,7 @@ use aya_ebpf::{
 use weft_ebpf_abi::{
     address::Address,
     pod::{ADDRESSES, EXEMPTS_CGROUP, OUTBOUND, Owner, Pod, SELF_ENROLLED},
-    socket::{DEFAULT_CONTROL_PORT, DEFAULT_INBOUND_PORT, SocketState, kind},
+    socket::{DEFAULT_ADMIN_PORT, DEFAULT_CONTROL_PORT, DEFAULT_INBOUND_PORT, SocketState, kind},
     switch,
 };
 
@@ -82,7 +82,7 @@ fn is_proxys(pod: &Pod, address: &Address, port: u16) -> bool {
     port == pod.inbound_port
         || port == pod.outbound_port && pod.has(EXEMPTS_CGROUP)
         // A socket that listens on a single address does not accept connections to others.
-        || port == pod.control_port && port != 0 && address.is_unspecified()
+        || pod.is_proxys_own(port) && address.is_unspecified()
 }
 
 /// A proxy that binds before its enrolment: it has the node's proxy user and ports. The rules of its pod are not known
@@ -94,7 +94,9 @@ fn unenrolled_proxy(netns_cookie: u64, address: &Address, port: u16) -> Option<O
         return None;
     }
     let inbound_port = inbound_port();
-    let is_inbound = port == inbound_port || port == DEFAULT_CONTROL_PORT && address.is_unspecified();
+    // The agent looks for a listener on another port of its own.
+    let is_own = port == DEFAULT_CONTROL_PORT || port == DEFAULT_ADMIN_PORT;
+    let is_inbound = port == inbound_port || is_own && address.is_unspecified();
     let is_outbound = u32::from(port) == maps::switch(switch::OUTBOUND_PORT) && address.is_loopback();
     if !is_inbound && !is_outbound {
         return None;
@@ -141,7 +143,7 @@ fn enrol(netns_cookie: u64, uid: u32, outbound_port: u16, inbound_port: u16) {
             outbound_port,
             inbound_port,
             control_port: DEFAULT_CONTROL_PORT,
-            pad: 0,
+            admin_port: DEFAULT_ADMIN_PORT,
         },
     );
 }

@@ -19,6 +19,7 @@ use crate::datapath::{
 const OUTBOUND_PORT: u16 = 4140;
 const INBOUND_PORT: u16 = 4143;
 const CONTROL_PORT: u16 = weft_ebpf_abi::socket::DEFAULT_CONTROL_PORT;
+const ADMIN_PORT: u16 = weft_ebpf_abi::socket::DEFAULT_ADMIN_PORT;
 
 /// Parses a reference to a pod.
 pub(super) fn pod_name(pod: Option<PodRef>) -> Result<PodName, InvalidRule> {
@@ -48,6 +49,7 @@ pub(super) fn rules(request: EnrolRequest) -> Result<Wanted, InvalidRule> {
         outbound_port: port("outbound_port", request.outbound_port, OUTBOUND_PORT)?,
         inbound_port: port("inbound_port", request.inbound_port, INBOUND_PORT)?,
         control_port: port("control_port", request.control_port, CONTROL_PORT)?,
+        admin_port: port("admin_port", request.admin_port, ADMIN_PORT)?,
         skip_outbound_ports: ranges("skip_outbound_ports", &request.skip_outbound_ports)?,
         skip_inbound_ports: ranges("skip_inbound_ports", &request.skip_inbound_ports)?,
         skip_subnets: request.skip_subnets.iter().map(subnet).collect::<Result<_, _>>()?,
@@ -120,10 +122,11 @@ mod tests {
             ..EnrolRequest::default()
         };
         let read = rules(good.clone()).unwrap();
-        assert_eq!((read.outbound_port, read.inbound_port, read.control_port), (4140, 4143, 4190));
+        assert_eq!((read.outbound_port, read.inbound_port), (4140, 4143));
+        assert_eq!((read.control_port, read.admin_port), (4190, 4191));
         assert_eq!(read.skip_inbound_ports, [510..=513]);
         assert_eq!(read.skip_subnets[1].to_string(), "10.8.0.1/32");
-        let rows: [(&str, Change); 7] = [
+        let rows: [(&str, Change); 8] = [
             ("pod", |r| r.pod = None),
             ("pod.name", |r| r.pod = Some(PodRef { namespace: "a".into(), name: String::new() })),
             ("ips", |r| r.ips = vec!["10.0.0.300".into()]),
@@ -131,6 +134,7 @@ mod tests {
             ("skip_inbound_ports", |r| r.skip_inbound_ports = vec![PortRange { first: 9, last: 70000 }]),
             ("inbound_port", |r| r.inbound_port = 70000),
             ("control_port", |r| r.control_port = 70000),
+            ("admin_port", |r| r.admin_port = 70000),
         ];
         for (field, change) in rows {
             let mut request = good.clone();

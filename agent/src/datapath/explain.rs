@@ -94,12 +94,12 @@ fn inbound_verdict(
     let client = question.source.map_or_else(|| stranger(&local), Address::from);
     let skips_port = datapath.maps().skips_port(cookie, entry, Direction::Inbound, port)?;
     let skips_subnet = datapath.maps().skips_subnet(cookie, entry, &client)?;
-    let controls = datapath.listens(cookie, entry, entry.control_port)?;
+    let listens = datapath.listens(cookie, entry, port)?;
     let bypassed = datapath.maps().bypassed()?;
     let arrival = Arrival { client: &client, local: &local, port };
-    let decision = decide_inbound(Some(entry), &arrival, || bypassed, |_| controls, || skips_port, || skips_subnet);
+    let decision = decide_inbound(Some(entry), &arrival, || bypassed, |_| listens, || skips_port, || skips_subnet);
     match decision.steer_to {
-        Some(port) if !datapath.listens(cookie, entry, port)? => Ok(Verdict::DenyNoListener),
+        Some(port) if !datapath.accepts(cookie, entry, port, local.is_v4())? => Ok(Verdict::DenyNoListener),
         _ => Ok(decision.verdict),
     }
 }
@@ -192,7 +192,7 @@ fn sentences(question: &Question, entry: Option<&Pod>, destination: SocketAddr, 
             format!("port {port} is skipped"),
             format!(
                 "remove it from the pod's annotation {skip_ports}, or from the chart's value proxyInit.ignore{}Ports if \
-                 the pod has none; the proxy's own ports are always skipped inbound",
+                 the pod has none; the proxy's own ports are skipped inbound while it listens there",
                 if outbound { "Outbound" } else { "Inbound" }
             ),
         ),

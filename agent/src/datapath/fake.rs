@@ -54,7 +54,7 @@ impl FakeKernel {
 
 /// A search that any namespace answers: there are no such listeners.
 fn nothing_to_find() -> Search {
-    Search { proxy_uid: 0, proxy_cgroup: None, cgroup: "/".into(), ports: Vec::new(), control_port: None }
+    Search { proxy_uid: 0, proxy_cgroup: None, cgroup: "/".into(), ports: Vec::new(), own_ports: Vec::new() }
 }
 
 impl Kernel for FakeKernel {
@@ -163,6 +163,7 @@ mod tests {
             outbound_port: 4140,
             inbound_port: 4143,
             control_port: 4190,
+            admin_port: 4191,
             skip_outbound_ports: Vec::new(),
             skip_inbound_ports: Vec::new(),
             skip_subnets: Vec::new(),

@@ -113,8 +113,8 @@ pub(crate) enum Begun {
     /// changed yet.
     Search {
         search: Search,
-        /// The new rules name another process as the proxy of a pod whose inbound connections are redirected: nothing
-        /// changes until its listeners are found. Otherwise the pod is new, and its own connections do not wait for a
+        /// The new rules name another process as the proxy of a pod whose inbound connections are redirected, or another port
+        /// of its own: nothing changes until its listeners are found. Otherwise the pod is new, and its own connections do not wait for a
         /// search that fails.
         is_needed: bool,
     },

@@ -77,6 +77,22 @@ impl Listeners {
         Ok(living)
     }
 
+    /// Whether a connection of a family to a proxy's port would be given to a listener.
+    ///
+    /// # Errors
+    /// See [`ListenersError`].
+    pub(crate) fn accepts(&self, netns_cookie: u64, pod: &Pod, port: u16, is_v4: bool) -> Result<bool, ListenersError> {
+        for key in self.map.keys() {
+            let key = key.map_err(|source| ListenersError::Read { name: map::LISTENERS, source })?;
+            // A listener of IPv6 accepts IPv4 too, unless it says otherwise, which is not recorded.
+            let of_family = is_v4 || key.family == 6;
+            if (key.netns_cookie, key.owner, key.port) == (netns_cookie, pod.proxy(), port) && of_family {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Removes the notes of proxies whose listeners are gone, which the kernel does not remove by itself.
     ///
     /// # Errors
@@ -114,19 +130,20 @@ impl Listeners {
     /// # Errors
     /// See [`ListenersError`].
     pub(crate) fn search(&mut self, netns_cookie: u64, pod: &Pod) -> Result<Option<Search>, ListenersError> {
-        let Known { inbound, outbound } = self.known(netns_cookie, pod)?;
+        let Known { inbound, outbound, admin } = self.known(netns_cookie, pod)?;
         let carry = self.carries(netns_cookie);
-        if inbound && outbound && carry {
+        if inbound && outbound && admin && carry {
             return Ok(None);
         }
         let wanted = [(pod.inbound_port, inbound), (pod.outbound_port, outbound)];
         let ports = wanted.into_iter().filter(|(_, known)| !(*known && carry)).map(|(port, _)| port).collect();
+        let own = [(pod.control_port, inbound), (pod.admin_port, admin)];
         Ok(Some(Search {
             proxy_uid: pod.proxy_uid,
             proxy_cgroup: pod.has(EXEMPTS_CGROUP).then_some(pod.proxy_cgroup),
             cgroup: self.cgroup.clone(),
             ports,
-            control_port: (!inbound).then_some(pod.control_port),
+            own_ports: own.into_iter().filter(|(_, known)| !known).map(|(port, _)| port).collect(),
         }))
     }
 
@@ -140,7 +157,7 @@ impl Listeners {
         pod: &Pod,
         found: &[TakenListener],
     ) -> Result<usize, ListenersError> {
-        let Known { inbound, outbound } = self.known(netns_cookie, pod)?;
+        let Known { inbound, outbound, admin } = self.known(netns_cookie, pod)?;
         if !self.carries(netns_cookie) {
             self.have_carry(netns_cookie, pod, found)?;
         }
@@ -152,6 +169,9 @@ impl Listeners {
         if !outbound {
             adopted += self.record_all(netns_cookie, pod, pod.outbound_port, found)?;
         }
+        if !admin {
+            adopted += self.record_all(netns_cookie, pod, pod.admin_port, found)?;
+        }
         Ok(adopted)
     }
 
@@ -160,6 +180,8 @@ impl Listeners {
             inbound: self.is_known(netns_cookie, pod, pod.inbound_port)?,
             // Otherwise the kernel finds the outbound listener by itself.
             outbound: !pod.has(EXEMPTS_CGROUP) || self.is_known(netns_cookie, pod, pod.outbound_port)?,
+            // The proxy has this listener whether or not it has others, and its pod's probes depend on it.
+            admin: pod.admin_port == 0 || self.is_known(netns_cookie, pod, pod.admin_port)?,
         })
     }
 
@@ -258,6 +280,7 @@ impl Listeners {
 struct Known {
     inbound: bool,
     outbound: bool,
+    admin: bool,
 }
 
 /// The key of a note about a listener of a pod's proxy.

@@ -39,6 +39,7 @@ pub(crate) struct Rules {
     outbound_port: u16,
     inbound_port: u16,
     control_port: u16,
+    admin_port: u16,
     /// Skipped outbound ports by block.
     pub(crate) outbound: BTreeMap<u16, PortBlock>,
     /// Skipped inbound ports by block.
@@ -86,6 +87,8 @@ pub(crate) struct Wanted {
     pub(crate) inbound_port: u16,
     /// Where the proxy may serve tap; 0 for none.
     pub(crate) control_port: u16,
+    /// Where it may serve probes and metrics; 0 for none.
+    pub(crate) admin_port: u16,
     pub(crate) skip_outbound_ports: Vec<RangeInclusive<u16>>,
     pub(crate) skip_inbound_ports: Vec<RangeInclusive<u16>>,
     pub(crate) skip_subnets: Vec<IpNet>,
@@ -139,8 +142,10 @@ impl Rules {
         if wanted.outbound_port == wanted.inbound_port {
             return Err(invalid("inbound_port", "the same as outbound_port"));
         }
-        if [wanted.outbound_port, wanted.inbound_port].contains(&wanted.control_port) {
-            return Err(invalid("control_port", "the same as outbound_port or inbound_port"));
+        for (field, port) in [("control_port", wanted.control_port), ("admin_port", wanted.admin_port)] {
+            if [wanted.outbound_port, wanted.inbound_port].contains(&port) {
+                return Err(invalid(field, "the same as outbound_port or inbound_port"));
+            }
         }
         Ok(Self {
             pod: wanted.pod,
@@ -153,6 +158,7 @@ impl Rules {
             outbound_port: wanted.outbound_port,
             inbound_port: wanted.inbound_port,
             control_port: wanted.control_port,
+            admin_port: wanted.admin_port,
             outbound: blocks("skip_outbound_ports", &wanted.skip_outbound_ports)?,
             inbound: blocks("skip_inbound_ports", &wanted.skip_inbound_ports)?,
             subnets,
@@ -206,7 +212,7 @@ impl Rules {
             outbound_port: self.outbound_port,
             inbound_port: self.inbound_port,
             control_port: self.control_port,
-            pad: 0,
+            admin_port: self.admin_port,
         }
     }
 
@@ -227,6 +233,7 @@ impl Rules {
         feed(&self.outbound_port.to_le_bytes());
         feed(&self.inbound_port.to_le_bytes());
         feed(&self.control_port.to_le_bytes());
+        feed(&self.admin_port.to_le_bytes());
         for blocks in [&self.outbound, &self.inbound] {
             feed(&blocks.len().to_le_bytes());
             for (block, ports) in blocks {
@@ -292,8 +299,9 @@ mod tests {
             outbound_port: 4140,
             inbound_port: 4143,
             control_port: 4190,
+            admin_port: 4191,
             skip_outbound_ports: vec![25..=25],
-            skip_inbound_ports: vec![4191..=4192, 510..=513],
+            skip_inbound_ports: vec![4567..=4568, 510..=513],
             skip_subnets: vec!["10.9.1.2/16".parse().unwrap(), "fd99::/16".parse().unwrap()],
         }
     }
@@ -302,7 +310,7 @@ mod tests {
     fn becomes_an_entry() {
         let entry = Rules::new(wanted()).unwrap().entry(3);
         assert_eq!((entry.outbound_port, entry.inbound_port, entry.generation), (4140, 4143, 3));
-        assert_eq!(entry.control_port, 4190);
+        assert_eq!((entry.control_port, entry.admin_port), (4190, 4191));
         assert_eq!(IpAddr::from(entry.source_v4).to_string(), "10.244.0.5");
         assert_eq!(IpAddr::from(entry.source_v6).to_string(), "fd00::5");
         assert_eq!(entry.flags, pod::SKIPS_OUTBOUND_PORTS | pod::SKIPS_INBOUND_PORTS | pod::SKIPS_SUBNETS);
@@ -373,12 +381,13 @@ mod tests {
         reordered.skip_inbound_ports.reverse();
         assert_eq!(Rules::new(reordered).unwrap().entry(9).rules, first.rules);
         type Change = fn(&mut Wanted);
-        let changes: [Change; 5] = [
+        let changes: [Change; 6] = [
             |w| w.skip_outbound_ports.clear(),
             |w| w.proxy.gid = 7,
             |w| w.proxy.cgroup = 7,
             |w| w.bypass = true,
             |w| w.control_port = 7,
+            |w| w.admin_port = 7,
         ];
         for (row, change) in changes.into_iter().enumerate() {
             let mut other = wanted();
@@ -390,7 +399,7 @@ mod tests {
     #[test]
     fn names_the_field_that_cannot_be_used() {
         type Change = fn(&mut Wanted);
-        let rows: [(&str, Change); 7] = [
+        let rows: [(&str, Change); 8] = [
             ("ips", |w| w.ips.clear()),
             ("ips", |w| w.ips = vec!["127.0.0.1".parse().unwrap()]),
             ("skip_subnets", |w| {
@@ -401,6 +410,7 @@ mod tests {
             ("skip_inbound_ports", |w| w.skip_inbound_ports = vec![RangeInclusive::new(9, 7)]),
             ("inbound_port", |w| w.inbound_port = 4140),
             ("control_port", |w| w.control_port = 4143),
+            ("admin_port", |w| w.admin_port = 4140),
         ];
         for (field, change) in rows {
             let mut wanted = wanted();

@@ -26,6 +26,8 @@ pub(crate) struct Listening {
     /// 4 or 6.
     pub(crate) family: u8,
     pub(crate) port: u16,
+    /// Whether it accepts connections to any address.
+    pub(crate) on_all_addresses: bool,
     /// User that created it.
     pub(crate) uid: u32,
     /// 0 if no process has a descriptor of it.
@@ -77,6 +79,7 @@ fn ask(family: u8, address_family: u8, any: SocketId) -> io::Result<Vec<Listenin
                 NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(response)) => found.push(Listening {
                     family,
                     port: response.header.socket_id.source_port,
+                    on_all_addresses: response.header.socket_id.source_address.is_unspecified(),
                     uid: response.header.uid,
                     inode: response.header.inode.into(),
                 }),
@@ -106,11 +109,12 @@ fn tabled() -> io::Result<Vec<Listening>> {
 /// The listener in a line of /proc/net/tcp (proc(5)), if it is one.
 fn parse(family: u8, line: &str) -> Option<Listening> {
     let mut fields = line.split_whitespace();
-    let (_, port) = fields.nth(1)?.rsplit_once(':')?;
+    let (address, port) = fields.nth(1)?.rsplit_once(':')?;
     (fields.nth(1)? == LISTENING).then_some(())?;
     Some(Listening {
         family,
         port: u16::from_str_radix(port, 16).ok()?,
+        on_all_addresses: address.bytes().all(|digit| digit == b'0'),
         uid: fields.nth(3)?.parse().ok()?,
         inode: fields.nth(1)?.parse().ok()?,
     })
@@ -129,7 +133,7 @@ mod tests {
                 " 0: 00000000:102F 00000000:0000 {state} 00000000:00000000 00:00000000 00000000  {uid}  0 4711 1 0 100 0 0 10 0"
             )
         };
-        let listener = Listening { family: 4, port: 4143, uid: 2102, inode: 4711 };
+        let listener = Listening { family: 4, port: 4143, on_all_addresses: true, uid: 2102, inode: 4711 };
         for (row, line, expected) in [
             ("a listener", line("0A", "2102"), Some(listener)),
             ("a connection", line("01", "2102"), None),
@@ -145,14 +149,15 @@ mod tests {
     fn both_ways_find_the_same_listeners() {
         let uid = rustix::process::getuid().as_raw();
         // More than fit into one datagram.
-        let listeners: Vec<TcpListener> =
-            (0..200).map(|n| TcpListener::bind(if n % 2 == 0 { "127.0.0.1:0" } else { "[::1]:0" }).unwrap()).collect();
+        let places = ["127.0.0.1:0", "[::1]:0", "0.0.0.0:0", "[::]:0"].into_iter().cycle().take(200);
+        let listeners: Vec<TcpListener> = places.map(|place| TcpListener::bind(place).unwrap()).collect();
         let (asked, tabled) = (asked().unwrap(), tabled().unwrap());
         for listener in &listeners {
             let address = listener.local_addr().unwrap();
             let listening = Listening {
                 family: if address.is_ipv4() { 4 } else { 6 },
                 port: address.port(),
+                on_all_addresses: address.ip().is_unspecified(),
                 uid,
                 inode: rustix::fs::fstat(listener).unwrap().st_ino,
             };

@@ -16,7 +16,6 @@ use std::{
     fs,
     io::{self, IoSlice, IoSliceMut},
     mem::MaybeUninit,
-    net::SocketAddr,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::{fs::MetadataExt as _, net::UnixStream as StdStream},
@@ -31,7 +30,7 @@ use rustix::{
     io::Errno,
     net::{
         RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-        getsockname, recvmsg, sendmsg, sockopt::socket_domain,
+        recvmsg, sendmsg, sockopt::socket_domain,
     },
     process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open},
 };
@@ -68,15 +67,9 @@ pub(crate) struct Search {
     pub(crate) cgroup: PathBuf,
     /// Ports on which any listener of the proxy's user is the proxy's.
     pub(crate) ports: Vec<u16>,
-    /// Port on which the proxy may also listen, on all addresses. If it does not, the port is intercepted like any
+    /// Ports on which the proxy may also listen, on all addresses. One on which it does not is intercepted like any
     /// other.
-    pub(crate) control_port: Option<u16>,
-}
-
-impl Search {
-    fn all_ports(&self) -> Vec<u16> {
-        self.ports.iter().copied().chain(self.control_port).collect()
-    }
+    pub(crate) own_ports: Vec<u16>,
 }
 
 /// A listener of a proxy.
@@ -166,9 +159,9 @@ pub(crate) async fn look(netns: Arc<Netns>, search: Search) -> Result<Option<Wan
 /// # Errors
 /// See [`TakeoverError`]. A process that exits during the search is not an error.
 pub(crate) async fn take(wanted: Wanted, search: &Search, turn: Turn) -> Result<Vec<TakenListener>, TakeoverError> {
-    let (mut taken, complaint) =
+    let (taken, complaint) =
         if wanted.pids.is_empty() { Default::default() } else { take_in_child(&wanted, turn).await? };
-    for port in search.all_ports() {
+    for port in search.ports.iter().chain(&search.own_ports).copied() {
         let has = |found: u16| found == port;
         if !wanted.listeners.iter().any(|listener| has(listener.port)) || taken.iter().any(|one| has(one.port)) {
             continue;
@@ -182,13 +175,7 @@ pub(crate) async fn take(wanted: Wanted, search: &Search, turn: Turn) -> Result<
             return Err(TakeoverError::Missing { uid: search.proxy_uid, port });
         }
     }
-    taken.retain(|one| Some(one.port) != search.control_port || is_on_all_addresses(&one.socket));
     Ok(taken)
-}
-
-fn is_on_all_addresses(socket: &OwnedFd) -> bool {
-    let address = getsockname(socket).ok().and_then(|address| SocketAddr::try_from(address).ok());
-    address.is_some_and(|address| address.ip().is_unspecified())
 }
 
 /// Starts the child process and receives its sockets and its error message.
@@ -210,7 +197,7 @@ async fn take_in_child(wanted: &Wanted, turn: Turn) -> Result<(Vec<TakenListener
 
 fn look_now(netns: &Netns, search: &Search) -> Result<Option<Wanted>, TakeoverError> {
     let listening = netns.listening().map_err(TakeoverError::Ask)?;
-    let listeners = of_proxy(&listening, search.proxy_uid, &search.all_ports());
+    let listeners = of_proxy(&listening, search);
     // Usually there are none yet, and the node may have thousands of processes.
     if listeners.is_empty() {
         return Ok(None);
@@ -219,8 +206,11 @@ fn look_now(netns: &Netns, search: &Search) -> Result<Option<Wanted>, TakeoverEr
 }
 
 /// The listeners that may be a proxy's: created by its user, on its ports, with a descriptor in some process.
-fn of_proxy(listening: &[Listening], uid: u32, ports: &[u16]) -> Vec<Listening> {
-    let is_proxys = |one: &&Listening| one.uid == uid && ports.contains(&one.port) && one.inode != 0;
+fn of_proxy(listening: &[Listening], search: &Search) -> Vec<Listening> {
+    let has_port = |one: &Listening| {
+        search.ports.contains(&one.port) || one.on_all_addresses && search.own_ports.contains(&one.port)
+    };
+    let is_proxys = |one: &&Listening| one.uid == search.proxy_uid && has_port(one) && one.inode != 0;
     listening.iter().filter(is_proxys).copied().collect()
 }
 
@@ -361,16 +351,26 @@ mod tests {
 
     #[test]
     fn a_proxys_listeners_are_its_users_on_its_ports() {
-        let proxys = Listening { family: 4, port: 4143, uid: 2102, inode: 4711 };
+        let proxys = Listening { family: 4, port: 4143, on_all_addresses: false, uid: 2102, inode: 4711 };
+        let own = Listening { port: 4191, on_all_addresses: true, ..proxys };
+        let search = Search {
+            proxy_uid: 2102,
+            proxy_cgroup: None,
+            cgroup: "/".into(),
+            ports: vec![4143],
+            own_ports: vec![4191],
+        };
         for (row, listening, is_proxys) in [
             ("its own", proxys, true),
             ("its own of IPv6", Listening { family: 6, ..proxys }, true),
             ("another port", Listening { port: 4144, ..proxys }, false),
             ("another user's", Listening { uid: 0, ..proxys }, false),
             ("without a descriptor, such as one that is being closed", Listening { inode: 0, ..proxys }, false),
+            ("an endpoint of its own", own, true),
+            ("one that other pods cannot reach", Listening { on_all_addresses: false, ..own }, false),
         ] {
             let expected = if is_proxys { vec![listening] } else { Vec::new() };
-            assert_eq!(of_proxy(&[listening], 2102, &[4143]), expected, "{row}");
+            assert_eq!(of_proxy(&[listening], &search), expected, "{row}");
         }
     }
 

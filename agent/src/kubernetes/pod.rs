@@ -81,6 +81,7 @@ pub(crate) fn wanted(pod: &MeshedPod, rules: &Redirection, namespace_ips: &[IpAd
         outbound_port: rules.outbound_port,
         inbound_port: rules.inbound_port,
         control_port: rules.control_port,
+        admin_port: rules.admin_port,
         skip_outbound_ports: rules.skip_outbound_ports.ranges().collect(),
         skip_inbound_ports: rules.skip_inbound_ports.ranges().collect(),
         skip_subnets: rules.skip_subnets.clone(),
@@ -162,8 +163,8 @@ pub(super) mod tests {
         let wanted = wanted(&pod, &rules, &["10.244.0.7".parse().unwrap()], proxy);
         assert_eq!(wanted.proxy, proxy);
         assert_eq!(wanted.skip_outbound_ports, [25..=25, 8000..=8002]);
-        assert!(wanted.skip_inbound_ports.contains(&(4191..=4191)), "{wanted:?}");
-        assert_eq!(wanted.control_port, 4190);
+        assert_eq!(wanted.skip_inbound_ports, [4567..=4568]);
+        assert_eq!((wanted.control_port, wanted.admin_port), (4190, 4191));
     }
 
     #[test]

@@ -20,7 +20,7 @@ const AGENT: &str = env!("CARGO_BIN_EXE_weft-agent");
 
 type Check = (&'static str, fn(&mut World));
 
-const CHECKS: [Check; 30] = [
+const CHECKS: [Check; 32] = [
     ("an unenrolled namespace notices nothing", enrolment::unenrolled_notices_nothing),
     ("a request that cannot be used names its field", enrolment::bad_requests_are_refused),
     ("enrolment is attested and idempotent", enrolment::enrolment_is_attested_and_idempotent),
@@ -33,6 +33,8 @@ const CHECKS: [Check; 30] = [
     ("a socket bound to a device is redirected or refused", redirection::device_bound_is_redirected),
     ("a link-local address is one link's", redirection::link_local_addresses_are_one_links),
     ("the control port is the proxy's alone", redirection::control_port_is_the_proxys),
+    ("the admin port is the proxy's alone, in each family", redirection::admin_port_is_the_proxys),
+    ("the admin port of a proxy that runs already is found", redirection::admin_port_of_a_running_proxy),
     ("traces tell who, where from, where to and why", trace::traces_tell),
     ("a filter leaves out the rest", trace::traces_filter),
     ("a group of listeners outlives its members", lifecycle::listener_group_outlives_members),

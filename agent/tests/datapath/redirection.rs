@@ -155,6 +155,50 @@ pub(crate) fn link_local_addresses_are_one_links(world: &mut World) {
     assert!(answer.field("accepted-peer").contains("fe80::99"), "{answer:?}");
 }
 
+/// The admin port likewise, in each family: by default it is open on IPv4 alone.
+pub(crate) fn admin_port_is_the_proxys(world: &mut World) {
+    let _mesh = Mesh::new(world);
+    let ends = ["10.98.0.2:4191", "[fd98::2]:4191"];
+    let mut client = world.pod("c", APPLICATION_UID);
+    let mut app = world.pod("b", APPLICATION_UID);
+    app.ok("serve 4191");
+    ends.iter().for_each(|target| client.connect(target).reached(4143));
+    drop(app);
+    let mut admin = world.pod("b", PROXY_UID);
+    admin.ok("serve-at 0.0.0.0:4191");
+    let mut app = world.pod("b", APPLICATION_UID);
+    app.ok("serve-at [fd98::2]:4191");
+    let answer = client.connect(ends[0]);
+    answer.reached(4191);
+    assert_eq!((answer.field("accepted-local"), answer.field("pid")), (ends[0], admin.id().to_string().as_str()));
+    assert!(client.say(&format!("connect {}", ends[1])).starts_with("error"), "an application serves the proxy's port");
+    // While the proxy is down, an application can take its place in the pod, and gets nothing.
+    drop((admin, app));
+    let mut app = world.pod("b", APPLICATION_UID);
+    app.ok("serve 4191");
+    for target in ends {
+        assert!(!client.say(&format!("connect {target}")).contains("listener=4191"), "{target}");
+    }
+}
+
+/// As when an agent replaces one of before: the proxies that run are probed on.
+pub(crate) fn admin_port_of_a_running_proxy(world: &mut World) {
+    let _mesh = Mesh::new(world);
+    let mut client = world.pod("b", PROXY_UID);
+    let _proxy = world.proxy("c");
+    let mut admin = world.pod("c", PROXY_UID);
+    admin.ok("serve-at 0.0.0.0:4191");
+    admin.ok("serve-at 0.0.0.0:9191");
+    world.mesh("c");
+    client.connect("10.98.0.3:4191").reached(4191);
+    client.connect("10.98.0.3:9191").reached(4143);
+    let mut request = world.request("c");
+    request.admin_port = 9191;
+    world.enrol(request).unwrap();
+    client.connect("10.98.0.3:9191").reached(9191);
+    client.connect("10.98.0.3:4191").reached(4143);
+}
+
 /// The tap port is skipped inbound only while the proxy listens on it: otherwise an application could serve on it
 /// around proxy and policy.
 pub(crate) fn control_port_is_the_proxys(world: &mut World) {

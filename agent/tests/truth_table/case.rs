@@ -17,9 +17,10 @@ pub(crate) const NESTED: &str = "nested";
 pub(crate) const PROXY_UID: u32 = 2102;
 pub(crate) const OUTBOUND_PORT: u16 = 4140;
 pub(crate) const INBOUND_PORT: u16 = 4143;
-/// Further ports of the proxy: tap, which Weft skips inbound while the proxy listens there, and its admin port.
+/// Further ports of the proxy, which Weft skips inbound while the proxy listens there: tap, and probes and metrics.
 pub(crate) const CONTROL_PORT: u16 = 4190;
-pub(crate) const SKIPPED_INBOUND: [u16; 3] = [4191, 4567, 4568];
+pub(crate) const ADMIN_PORT: u16 = 4191;
+pub(crate) const SKIPPED_INBOUND: [u16; 2] = [4567, 4568];
 pub(crate) const SKIPPED_OUTBOUND: [u16; 2] = [4567, 4568];
 /// Networks whose inbound connections are skipped; the peer's second addresses are in them.
 pub(crate) const SKIPPED_SUBNETS: [&str; 2] = ["10.99.0.64/27", "fd99::77/128"];

@@ -141,6 +141,9 @@ impl Fixture {
             for port in [53, 443, 4567, 8080, 8081] {
                 server.ok(&format!("stand [::]:{port}"));
             }
+            if netns == POD {
+                server.ok("stand [fd99::2]:4191");
+            }
             server.ok("echo [::]:5353");
             fixture._servers.push(server);
         }
@@ -318,7 +321,8 @@ impl Fixture {
 
     fn start_proxy(&self, netns: &'static str, how: &str) -> Pod {
         let mut proxy = self.start(Caller { netns, ..PROXY });
-        for address in ["127.0.0.1:4140", "[::1]:4140", "[::]:4143", "[::]:4190", "[::]:4191"] {
+        // Both kinds of a listener of its own: of both families, and of IPv4 alone, as with `disableIPv6: true`.
+        for address in ["127.0.0.1:4140", "[::1]:4140", "[::]:4143", "[::]:4190", "0.0.0.0:4191"] {
             proxy.ok(&format!("{how} {address}"));
         }
         proxy
@@ -389,6 +393,7 @@ impl Fixture {
             proxy_cgroup: if rules.strict { fs::metadata(self.cgroup(Place::Proxy)).unwrap().ino() } else { 0 },
             bypass: rules.bypass,
             control_port: 0,
+            admin_port: 0,
         }
     }
 

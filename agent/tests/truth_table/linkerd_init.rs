@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    case::{CONTROL_PORT, INBOUND_PORT, OUTBOUND_PORT, SKIPPED_INBOUND, SKIPPED_OUTBOUND, SKIPPED_SUBNETS},
+    case::{ADMIN_PORT, CONTROL_PORT, INBOUND_PORT, OUTBOUND_PORT, SKIPPED_INBOUND, SKIPPED_OUTBOUND, SKIPPED_SUBNETS},
     fixture::Rules,
 };
 
@@ -58,7 +58,7 @@ fn table(rules: &Rules, v6: bool) -> String {
     };
     rule(&format!(
         "PROXY_INIT_REDIRECT -p tcp -m multiport --dports {} -j RETURN",
-        ports(&[&[CONTROL_PORT], SKIPPED_INBOUND.as_slice()].concat())
+        ports(&[&[CONTROL_PORT, ADMIN_PORT], SKIPPED_INBOUND.as_slice()].concat())
     ));
     for subnet in SKIPPED_SUBNETS.iter().filter(|subnet| subnet.contains(':') == v6) {
         rule(&format!("PROXY_INIT_REDIRECT -s {subnet} -j RETURN"));

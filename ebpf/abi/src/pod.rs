@@ -83,11 +83,11 @@ pub struct Pod {
     pub outbound_port: u16,
     /// The port of the proxy's inbound listener.
     pub inbound_port: u16,
-    /// The port on which the proxy may serve its own endpoint, such as tap: skipped inbound while the proxy listens
+    /// A port on which the proxy may serve an endpoint of its own, such as tap: skipped inbound while the proxy listens
     /// there. 0 for none.
     pub control_port: u16,
-    /// Unused.
-    pub pad: u16,
+    /// Another one, for probes and metrics. Older agents wrote 0, and skipped the port by the pod's rules.
+    pub admin_port: u16,
 }
 
 impl Pod {
@@ -114,6 +114,13 @@ impl Pod {
             at += 1;
         }
         false
+    }
+
+    /// Whether the proxy may serve an endpoint of its own on a port.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_proxys_own(&self, port: u16) -> bool {
+        port != 0 && (port == self.control_port || port == self.admin_port)
     }
 
     /// The key that identifies the proxy's processes.

@@ -10,6 +10,9 @@ pub const DEFAULT_INBOUND_PORT: u16 = 4143;
 /// The port on which it may serve tap: Linkerd's default control port.
 pub const DEFAULT_CONTROL_PORT: u16 = 4190;
 
+/// The port on which it serves probes and metrics: Linkerd's default admin port.
+pub const DEFAULT_ADMIN_PORT: u16 = 4191;
+
 /// Kinds of sockets.
 pub mod kind {
     /// A client whose connection was redirected; the original destination is the one that it dialled.

@@ -19,6 +19,8 @@ pub struct Redirection {
     pub inbound_port: u16,
     /// Port of the proxy's tap server: inbound connections to it bypass the proxy while it listens there.
     pub control_port: u16,
+    /// Port of the proxy's admin server, likewise.
+    pub admin_port: u16,
     /// User id in the pod whose outbound connections are the proxy's own.
     pub proxy_uid: i64,
     /// Group id in the pod whose outbound connections are also the proxy's own.
@@ -27,7 +29,7 @@ pub struct Redirection {
     pub exemption: Exemption,
     /// Whether the owner has switched redirection off.
     pub bypass: bool,
-    /// Inbound ports that bypass the proxy, its own admin port among them.
+    /// Inbound ports that bypass the proxy.
     pub skip_inbound_ports: PortSet,
     /// Outbound ports that bypass the proxy.
     pub skip_outbound_ports: PortSet,
@@ -94,10 +96,7 @@ impl Redirection {
             Some(_) => Exemption::Cgroup,
             None => defaults.rules.exemption(settings.exemption),
         };
-        let mut skip_inbound_ports = settings.skip_inbound_ports.unwrap_or_else(|| defaults.skip_inbound_ports.clone());
         let ports = defaults.ports;
-        let admin = settings.admin_port.unwrap_or(ports.admin);
-        skip_inbound_ports.insert(admin..=admin);
         let mut skip_outbound_ports =
             settings.skip_outbound_ports.unwrap_or_else(|| defaults.skip_outbound_ports.clone());
         if pod.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(labels::CONTROL_PLANE_COMPONENT)) {
@@ -109,11 +108,12 @@ impl Redirection {
             outbound_port: settings.outbound_port.unwrap_or(ports.outbound),
             inbound_port: settings.inbound_port.unwrap_or(ports.inbound),
             control_port: settings.control_port.unwrap_or(ports.control),
+            admin_port: settings.admin_port.unwrap_or(ports.admin),
             proxy_uid,
             proxy_gid,
             exemption,
             bypass: settings.bypass && defaults.rules.bypass_allowed,
-            skip_inbound_ports,
+            skip_inbound_ports: settings.skip_inbound_ports.unwrap_or_else(|| defaults.skip_inbound_ports.clone()),
             skip_outbound_ports,
             skip_subnets: settings.skip_subnets.unwrap_or_else(|| defaults.skip_subnets.clone()),
         })

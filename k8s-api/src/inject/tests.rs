@@ -342,18 +342,18 @@ fn a_control_plane_reaches_the_api_server_without_its_proxy() {
 fn redirection_follows_the_annotations() {
     let defaults = RedirectionDefaults::default();
     let plain = Redirection::of(&pod(json!({}), json!({})), &defaults).unwrap();
-    assert_eq!(plain.skip_inbound_ports.to_string(), "4191,4567-4568");
+    assert_eq!(plain.skip_inbound_ports.to_string(), "4567-4568");
     assert_eq!((plain.outbound_port, plain.inbound_port, plain.proxy_uid), (4140, 4143, 2102));
-    assert_eq!(plain.control_port, 4190);
+    assert_eq!((plain.control_port, plain.admin_port), (4190, 4191));
     let own = json!({"config.linkerd.io/skip-inbound-ports": "22", "config.linkerd.io/skip-outbound-ports": "443",
         "config.linkerd.io/skip-subnets": "10.1.0.0/16", "config.linkerd.io/admin-port": "9191",
         "config.linkerd.io/control-port": "9190"});
     let own = Redirection::of(&pod(own, json!({})), &defaults).unwrap();
     assert_eq!(
         (own.skip_inbound_ports.to_string(), own.skip_outbound_ports.to_string()),
-        ("22,9191".to_owned(), "443".to_owned())
+        ("22".to_owned(), "443".to_owned())
     );
-    assert_eq!((own.control_port, own.skip_subnets.len()), (9190, 1));
+    assert_eq!((own.control_port, own.admin_port, own.skip_subnets.len()), (9190, 9191, 1));
     assert!(
         Redirection::of(&pod(json!({"config.linkerd.io/skip-outbound-ports": "all"}), json!({})), &defaults).is_err()
     );

@@ -195,6 +195,7 @@ impl Agent {
             proxy_cgroup: 0,
             bypass: redirection.bypass,
             control_port: redirection.control_port.into(),
+            admin_port: redirection.admin_port.into(),
         };
         let mut client = PodsClient::new(self.channel.clone());
         let refused = |status: String| AgentError::Refused { pod: name.clone(), status };

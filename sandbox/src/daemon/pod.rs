@@ -494,9 +494,9 @@ fn init_rules(redirection: &Redirection) -> iptables::InitRules {
             })
             .collect()
     };
-    // linkerd-init skips the control port whether or not the proxy listens there.
+    // linkerd-init skips the proxy's own ports whether or not the proxy listens there.
     let mut skip_inbound = redirection.skip_inbound_ports.clone();
-    skip_inbound.insert(redirection.control_port..=redirection.control_port);
+    [redirection.control_port, redirection.admin_port].into_iter().for_each(|port| skip_inbound.insert(port..=port));
     iptables::InitRules {
         proxy_uid: u32::try_from(redirection.proxy_uid).unwrap_or(u32::MAX),
         inbound_port: redirection.inbound_port,

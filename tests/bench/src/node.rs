@@ -299,7 +299,7 @@ impl Pods {
             outbound_port: 4140,
             inbound_port: 4143,
             skip_outbound_ports: ports(&[(4567, 4568)]),
-            skip_inbound_ports: ports(&[(4191, 4191), (4567, 4568)]),
+            skip_inbound_ports: ports(&[(4567, 4568)]),
             ..EnrolRequest::default()
         };
         PodsClient::new(self.0.clone()).enrol(request).await.context("enrol a pod")?;

@@ -68,7 +68,7 @@ impl World {
             outbound_port: 4140,
             inbound_port: 4143,
             skip_outbound_ports: vec![PortRange { first: 9090, last: 9090 }, PortRange { first: 4567, last: 4568 }],
-            skip_inbound_ports: vec![PortRange { first: 4191, last: 4191 }, PortRange { first: 9000, last: 9100 }],
+            skip_inbound_ports: vec![PortRange { first: 9000, last: 9100 }],
             skip_subnets: vec!["10.98.0.64/27".into(), "fd98::77/128".into()],
             ..EnrolRequest::default()
         }

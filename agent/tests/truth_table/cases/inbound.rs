@@ -57,9 +57,18 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         ids: &["I4", "W19", "W30"],
         what: "the proxy's own ports, 4190 and 4191",
-        to: &["10.99.0.2:4190", "10.99.0.2:4191", "[fd99::2]:4191"],
+        to: &["10.99.0.2:4190", "[fd99::2]:4190", "10.99.0.2:4191"],
         outcome: DIRECT,
         verdicts: PASS_PORT,
+        ..STEERED
+    },
+    Case {
+        ids: &["I4", "W19", "W30"],
+        what: "4191 over IPv6, where the proxy listens there on IPv4 alone, and an application on IPv6",
+        to: &["[fd99::2]:4191"],
+        outcome: DIRECT,
+        differs: differs(fails("ECONNREFUSED"), "the port is the proxy's alone, in both families"),
+        verdicts: &["inbound deny_no_listener"],
         ..STEERED
     },
     Case {

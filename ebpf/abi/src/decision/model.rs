@@ -158,7 +158,7 @@ struct Incoming {
     is_loopback: bool,
     node_bypassed: bool,
     pod_bypassed: bool,
-    control_listens: bool,
+    own_listens: bool,
     port: u16,
     skips_port: bool,
     skips_subnet: bool,
@@ -174,8 +174,8 @@ const PREROUTING: &[Rule<Incoming>] = &[
     // Weft: the switches, the wider one first.
     (|p| p.node_bypassed, PassNodeBypassed),
     (|p| p.pod_bypassed, PassPodBypassed),
-    // -p tcp -m multiport --dports 4190,.. -j RETURN; Weft: 4190 only for the proxy itself.
-    (|p| p.port == 4190 && p.control_listens, PassSkipPort),
+    // -p tcp -m multiport --dports 4190,4191,.. -j RETURN; Weft: these two only for the proxy itself.
+    (|p| [4190, 4191].contains(&p.port) && p.own_listens, PassSkipPort),
     (|p| p.skips_port, PassSkipPort),
     // -s 10.9.0.0/24 -j RETURN
     (|p| p.skips_subnet, PassSkipSubnet),
@@ -202,14 +202,14 @@ fn every_arrival_is_decided_as_in_linkerds_chain() {
     ];
     let ports: Vec<u16> = vec![8080, 4140, 4143, 4190, 4191];
     let mut rows = 0;
-    for [has_entry, node_bypassed, pod_bypassed, is_strict, control_listens, skips_port, skips_subnet] in bits() {
+    for [has_entry, node_bypassed, pod_bypassed, is_strict, own_listens, skips_port, skips_subnet] in bits() {
         for (client, local, over_lo, is_loopback) in routes {
             for port in ports.iter().copied() {
                 let flags = flags(&[(true, OUTBOUND | INBOUND), (pod_bypassed, BYPASSED), (is_strict, EXEMPTS_CGROUP)]);
                 let pod = Pod { flags, ..plain_pod() };
                 let (client, local) = (address(client), address(local));
                 let arrival = Arrival { client: &client, local: &local, port };
-                let listens = |asked: u16| asked == 4190 && control_listens;
+                let listens = |asked: u16| asked == port && own_listens;
                 let entry = has_entry.then_some(&pod);
                 let decision =
                     decide_inbound(entry, &arrival, || node_bypassed, listens, || skips_port, || skips_subnet);
@@ -219,7 +219,7 @@ fn every_arrival_is_decided_as_in_linkerds_chain() {
                     is_loopback,
                     node_bypassed,
                     pod_bypassed,
-                    control_listens,
+                    own_listens,
                     port,
                     skips_port,
                     skips_subnet,
@@ -227,7 +227,7 @@ fn every_arrival_is_decided_as_in_linkerds_chain() {
                 let verdict = traverse(PREROUTING, &packet);
                 let steer_to = match verdict {
                     Redirect => Some(4143),
-                    PassSkipPort if port == 4190 && control_listens => Some(4190),
+                    PassSkipPort if [4190, 4191].contains(&port) && own_listens => Some(port),
                     // A strict pod's proxy shares its outbound port with no one.
                     PassLoopback if is_strict && port == 4140 && local.is_loopback() => Some(4140),
                     _ => None,
@@ -239,8 +239,8 @@ fn every_arrival_is_decided_as_in_linkerds_chain() {
         }
     }
     assert_eq!(rows, (1 << 7) * routes.len() * ports.len());
-    // A pod without a control port has no port 0 to skip.
-    let pod = Pod { control_port: 0, ..plain_pod() };
+    // A pod without such ports has no port 0 to skip.
+    let pod = Pod { control_port: 0, admin_port: 0, ..plain_pod() };
     let (client, local) = (address("10.244.0.9"), address("10.244.0.5"));
     let arrival = Arrival { client: &client, local: &local, port: 0 };
     assert_eq!(decide_inbound(Some(&pod), &arrival, || false, |_| true, || false, || false).verdict, Redirect);

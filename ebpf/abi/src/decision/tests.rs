@@ -36,7 +36,7 @@ pub(super) fn pod() -> Pod {
         outbound_port: 4140,
         inbound_port: 4143,
         control_port: 4190,
-        pad: 0,
+        admin_port: 4191,
     }
 }
 
@@ -64,7 +64,7 @@ fn outbound(uid: u32, destination: &str, port: u16) -> Verdict {
 
 /// The verdict about an incoming connection: `listening` on any port to which it may be steered.
 fn inbound(client: &str, local: &str, port: u16, listening: bool) -> Verdict {
-    let skipped = [4191, 4567, 4568];
+    let skipped = [4567, 4568];
     let (client, local) = (address(client), address(local));
     let from_skipped_subnet = client == address("10.9.0.7") || client == address("fd99::7");
     let arrival = Arrival { client: &client, local: &local, port };
@@ -127,6 +127,7 @@ fn inbound_truth_table() {
         ("proxy down, ipv6", "fd00:10:244::9", "fd00:10:244::5", 8080, false, DenyNoListener),
         ("proxy down, its own port", "10.244.0.9", "10.244.0.5", 4143, false, DenyNoListener),
         ("admin port", "10.244.0.9", "10.244.0.5", 4191, true, PassSkipPort),
+        ("admin port where no proxy listens", "10.244.0.9", "10.244.0.5", 4191, false, DenyNoListener),
         ("control port of a proxy with tap", "10.244.0.9", "10.244.0.5", 4190, true, PassSkipPort),
         ("control port where no proxy listens", "10.244.0.9", "10.244.0.5", 4190, false, DenyNoListener),
         ("skipped port while the proxy is down", "10.244.0.9", "10.244.0.5", 4567, false, PassSkipPort),
