@@ -34,6 +34,7 @@ pub(super) fn of(store: &Store, cluster: &Cluster, route: &RouteRecord, parent: 
             return match policies.and_then(|policies| policies.servers.get(&id.key.name)) {
                 // As in Linkerd's inbound index, no route of connections is attached to a Server, and none of another
                 // namespace: its authors could close the Server, or open it.
+                Some(server) if server.is_unreadable => Acceptance::NoMatchingParent("parent Server cannot be read"),
                 Some(_) if matches!(route.id.kind, RouteKind::Tls | RouteKind::Tcp) => Acceptance::NoMatchingParent(""),
                 Some(_) if route.id.key.namespace != id.key.namespace => {
                     Acceptance::NoMatchingParent("parent Server must be in the route's namespace")
@@ -54,6 +55,9 @@ pub(super) fn of(store: &Store, cluster: &Cluster, route: &RouteRecord, parent: 
         },
         ParentKind::EgressNetwork => match store.egress_networks.get(&id.key) {
             None => return Acceptance::NoMatchingParent(""),
+            Some(network) if network.is_unreadable => {
+                return Acceptance::NoMatchingParent("EgressNetwork parent cannot be read");
+            }
             Some(network) if !is_egress_network_accepted(cluster, network) => {
                 return Acceptance::NoMatchingParent("EgressNetwork parent has not been accepted");
             }

@@ -109,6 +109,8 @@ pub(super) struct EgressNetworkRecord {
     pub(super) opaque_ports: Option<PortList>,
     /// Parts that cannot be read.
     pub(super) problems: Vec<String>,
+    /// Whether it stands for one of which a part has the wrong type. It denies, and has no routes.
+    pub(super) is_unreadable: bool,
 }
 
 /// A Server.
@@ -118,6 +120,9 @@ pub(super) struct ServerRecord {
     pub(super) labels: BTreeMap<String, String>,
     pub(super) created: Option<Timestamp>,
     pub(super) spec: ServerSpec,
+    /// Whether it stands for one of which a part has the wrong type. It admits nobody: what grants something to the
+    /// Server may not grant it to all that this one selects.
+    pub(super) is_unreadable: bool,
 }
 
 impl DefaultPolicyAnnotation {
@@ -155,6 +160,7 @@ impl EgressNetworkRecord {
             created: created(&network.metadata),
             traffic: Traffic::of_egress_network(&network.metadata, &mut problems),
             opaque_ports: optional(&network.metadata, labels::OPAQUE_PORTS, &mut problems),
+            is_unreadable: annotation(&network.metadata, labels::UNREADABLE).is_some(),
             spec: network.spec,
             problems,
         }
@@ -168,6 +174,7 @@ impl ServerRecord {
             labels: server.metadata.labels.clone().unwrap_or_default(),
             created: created(&server.metadata),
             spec: server.spec.clone(),
+            is_unreadable: annotation(&server.metadata, labels::UNREADABLE).is_some(),
         }
     }
 }

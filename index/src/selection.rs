@@ -2,16 +2,21 @@
 
 use std::sync::Arc;
 
-use weft_k8s_api::{policy::ProxyProtocol, ports::PortSet};
+use weft_k8s_api::{
+    policy::{EVERY_PORT, ProxyProtocol},
+    ports::PortSet,
+};
 
 use super::{records::ServerRecord, selectable::Selectable, store::Store};
 
 /// The Server that selects a workload's port: of several the oldest, then the first by name (Linkerd's
-/// order).
+/// order). One that cannot be read, and may select too much, comes last.
 pub(super) fn server<'a>(store: &'a Store, selectable: Selectable<'a>, port: u16) -> Option<&'a Arc<ServerRecord>> {
     let servers = store.policies(selectable.namespace())?.servers.selecting(selectable);
-    let of_port = servers.filter(|server| selectable.port_is(&server.spec.port, port));
-    of_port.min_by(|a, b| (a.created, &a.key.name).cmp(&(b.created, &b.key.name)))
+    let is_of_every_port = |server: &ServerRecord| server.is_unreadable && server.spec.port == EVERY_PORT;
+    let of_port = servers.filter(|server| is_of_every_port(server) || selectable.port_is(&server.spec.port, port));
+    let order = |server: &'a ServerRecord| (server.is_unreadable, server.created, &server.key.name);
+    of_port.min_by(|a, b| order(a).cmp(&order(b)))
 }
 
 /// Whether the workload's annotation, the default list, or an opaque Server makes a port opaque.

@@ -51,6 +51,10 @@ pub const TRUST_ROOT_SHA256: &str = "linkerd.io/trust-root-sha256";
 /// or with the hash of another certificate, belongs to somebody else and is left alone.
 pub const GENERATED_CERTIFICATE: &str = "weft.io/generated-certificate";
 
+/// Annotation that [`crate::manifest`] sets, in memory, in what stands for a policy of which a part has the wrong type.
+/// Its value is the problem.
+pub const UNREADABLE: &str = "weft.io/unreadable";
+
 /// Prefix of Weft's own annotations.
 pub const OWN_PREFIX: &str = "weft.io/";
 /// Prefixes of the annotations that a pod takes over from its namespace.

@@ -12,6 +12,7 @@ mod documents;
 mod locate;
 mod object;
 mod read;
+mod restrictive;
 
 use std::{
     fmt, io,
@@ -76,8 +77,8 @@ pub struct ManifestError {
     pub field: String,
     /// What was found and what was expected.
     pub problem: String,
-    /// The object, if only values are invalid and not types, for readers that must fail closed: its unreadable parts
-    /// deny. To be used only if no good version of the object is known.
+    /// For readers that must fail closed, the object: its unreadable parts deny. If not only values are invalid but
+    /// types, only policies have one, which allows nothing. To be used only if no good version of the object is known.
     pub restrictive: Option<Box<Object>>,
 }
 
@@ -86,8 +87,11 @@ pub struct ManifestError {
 pub struct Unreadable {
     /// What is wrong with it, at least one problem.
     pub problems: Vec<Problem>,
-    /// The object, if only values are invalid and not types: its unreadable parts deny.
+    /// The object: its unreadable parts deny. If not only values are invalid but types, only policies have one, which
+    /// allows nothing.
     pub restrictive: Option<Box<Object>>,
+    /// Whether only values are invalid, and not types.
+    pub is_typed: bool,
 }
 
 /// A field that cannot be used.

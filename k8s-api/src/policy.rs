@@ -26,7 +26,7 @@ pub use rate_limit::{
     RateLimitOverride,
 };
 pub use selector::selects;
-pub use server::{ProxyProtocol, Server, ServerSpec};
+pub use server::{EVERY_PORT, ProxyProtocol, Server, ServerSpec};
 pub use server_authorization::{
     Client, MeshTls, ServerAuthorization, ServerAuthorizationSpec, ServerReference, ServiceAccountReference,
 };

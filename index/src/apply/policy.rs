@@ -30,7 +30,8 @@ impl Index {
             Some(new) => servers.insert(new.clone()),
             None => servers.remove(&key.name),
         };
-        if old.is_some() != new.is_some() {
+        let accepts_routes = |server: &Option<Arc<ServerRecord>>| server.as_ref().is_some_and(|it| !it.is_unreadable);
+        if old.is_some() != new.is_some() || accepts_routes(&old) != accepts_routes(&new) {
             self.server_status_changed(key);
         }
         self.dirty.servers.insert(key.clone());

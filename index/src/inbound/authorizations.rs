@@ -21,6 +21,9 @@ use crate::{
 /// Authorizations of a Server: by ServerAuthorizations, by AuthorizationPolicies on it or on its Namespace, and by its
 /// own accessPolicy.
 pub(super) fn of_server(store: &Store, cluster: &Cluster, server: &ServerRecord) -> Vec<Authorization> {
+    if server.is_unreadable {
+        return Vec::new();
+    }
     let mut all = of_server_authorizations(store, cluster, server);
     let protected = [Protected::Server(server.key.name.clone()), Protected::Namespace];
     all.extend(of_policies(store, cluster, &server.key.namespace, &protected));

@@ -216,6 +216,26 @@ fn an_egress_network_that_is_not_accepted_is_not_used_and_an_unreadable_policy_d
 }
 
 #[test]
+fn an_egress_network_with_a_wrong_type_denies_whatever_its_routes_say() {
+    let route = |name: &str| {
+        json!({"apiVersion": "policy.linkerd.io/v1beta3", "kind": "HTTPRoute", "metadata": {"name": "r", "namespace": "shop"},
+            "spec": {"parentRefs": [{"group": "policy.linkerd.io", "kind": "EgressNetwork", "name": name, "port": 80}]}})
+    };
+    for (spec, elsewhere) in [
+        (json!({"trafficPolicy": 1, "networks": [{"cidr": "8.8.8.8"}]}), "egress 1.1.1.1:80"),
+        (json!({"trafficPolicy": "Allow", "networks": ["8.8.8.8"]}), "Detect deny shop/n"),
+    ] {
+        let world = World::new();
+        world.apply(route("n"));
+        world.apply_unreadable(&egress_network("shop", "n", spec));
+        assert_eq!(ask(&world, "8.8.8.8:80", "shop"), "Detect deny shop/n");
+        assert_eq!(ask(&world, "1.1.1.1:80", "shop"), elsewhere);
+        world.apply(egress_network("shop", "n", allow("8.8.8.8")));
+        assert_ne!(ask(&world, "8.8.8.8:80", "shop"), "Detect deny shop/n");
+    }
+}
+
+#[test]
 fn open_views_of_addresses_outside_follow_egress_networks() {
     let world = World::new();
     world.apply(service("web", "10.96.0.1", json!({})));

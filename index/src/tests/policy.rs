@@ -311,6 +311,57 @@ fn policies_grant_what_their_authentications_say() {
     }
 }
 
+#[test]
+fn a_server_with_a_wrong_type_denies_what_it_may_select_and_nothing_grants_more() {
+    let grants = [
+        authorization("of-server", target("s"), json!([])),
+        authorization("of-namespace", json!({"kind": "Namespace", "name": "shop"}), json!([])),
+        rule("HTTPRoute", "v1beta3", "r", json!({"parentRefs": [target("s")]})),
+    ];
+    let other = server("other", json!({"podSelector": {"matchLabels": {"app": "web"}}, "port": 9090}));
+    for (name, spec, denied) in [
+        ("an access policy", json!({"accessPolicy": 1}), &[8080][..]),
+        ("a protocol", json!({"proxyProtocol": []}), &[8080]),
+        ("a selector of these pods", json!({"podSelector": {"matchLabels": "app"}}), &[8080]),
+        ("a selector of other pods", json!({"podSelector": {"matchLabels": {"app": "api"}}, "accessPolicy": 1}), &[]),
+        ("a selector of external workloads", json!({"podSelector": null, "externalWorkloadSelector": 1}), &[]),
+        ("the name of a port", json!({"port": "http", "accessPolicy": 1}), &[8080]),
+        ("a port", json!({"port": []}), &[8080, 7070]),
+        ("no port", json!({"port": null}), &[8080, 7070]),
+    ] {
+        let world = world(grants.clone());
+        world.apply(other.clone());
+        world.apply_unreadable(&server("s", spec));
+        for port in [8080, 9090, 7070] {
+            let found = world.index().watch_inbound(&web_1(), port).unwrap().borrow().clone().unwrap();
+            let origin = match port {
+                _ if denied.contains(&port) => Origin::Server("s".to_owned()),
+                9090 => Origin::Server("other".to_owned()),
+                _ => Origin::Default("all-unauthenticated"),
+            };
+            assert_eq!(found.policy.origin, origin, "{name}: {port}");
+            assert_eq!(found.policy.authorizations.is_empty(), denied.contains(&port), "{name}: {port}");
+            assert_eq!(found.policy.routes, InboundRoutes::Default, "{name}: {port}");
+        }
+        // It is as good as any once it can be read.
+        world.apply(server("s", json!({})));
+        let found = world.index().watch_inbound(&web_1(), 8080).unwrap().borrow().clone().unwrap();
+        assert_eq!(found.policy.authorizations.len(), 2, "{name}");
+        assert!(matches!(found.policy.routes, InboundRoutes::Http(_)), "{name}");
+    }
+}
+
+#[test]
+fn a_server_whose_spec_is_none_denies_every_port_of_its_namespace() {
+    let world = world([]);
+    let mut unreadable = server("s", json!({}));
+    unreadable["spec"] = json!("none");
+    world.apply_unreadable(&unreadable);
+    check(&world, &[]);
+    world.delete(Kind::Server, "shop", "s");
+    check(&world, &[&format!("all-unauthenticated: anyone from {ANYWHERE}")]);
+}
+
 /// Linkerd's controller cannot read such an object either: what is not stored is an unresolved reference.
 #[test]
 fn a_bad_identity_denies_the_whole_authentication() {

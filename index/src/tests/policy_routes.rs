@@ -233,6 +233,25 @@ fn an_unreadable_route_takes_no_request_and_replaces_the_default() {
 }
 
 #[test]
+fn a_route_or_rate_limit_with_a_wrong_type_still_narrows_its_server() {
+    let world = world([server("s", json!({}))]);
+    for (group, kind) in [(POLICY, "HTTPRoute"), (GATEWAY, "HTTPRoute")] {
+        let mut unreadable = route(group, kind, "r", json!({"rules": [{"matches": "all"}]}));
+        unreadable["spec"]["parentRefs"].as_array_mut().unwrap().push(json!({"name": 1}));
+        world.apply_unreadable(&unreadable);
+        assert_eq!(routes(&world), ["r 0 []"], "{kind} of {group}");
+        world.delete(Kind::of(group, kind).unwrap(), "shop", "r");
+        assert_eq!(routes(&world), ["default"]);
+    }
+    let spec = json!({"targetRef": target("s"), "total": {"requestsPerSecond": "many"}});
+    world.apply_unreadable(&rule("HTTPLocalRateLimitPolicy", "v1alpha1", "l", spec));
+    assert_eq!(inbound(&world).policy.rate_limit.as_ref().unwrap().total, Some(1));
+    world.apply(server("s", json!({"proxyProtocol": "gRPC"})));
+    world.apply_unreadable(&route(GATEWAY, "GRPCRoute", "r", json!({"rules": {}})));
+    assert_eq!(routes(&world), ["r 0 []"]);
+}
+
+#[test]
 fn nothing_is_done_to_requests_of_a_rule_with_an_unsupported_filter() {
     use weft_k8s_api::policy::route::Filter;
     let headers = json!({"add": [{"name": "x", "value": "1"}]});

@@ -7,6 +7,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use super::{
     Ignored, Kind, Located, ManifestError, Manifests, Object, ObjectRef, Problem, Unreadable, check, documents, locate,
     object::{self, Reader},
+    restrictive::restrictive,
 };
 use crate::field::FieldPath;
 
@@ -35,15 +36,24 @@ pub fn parse(file: &Path, text: &str) -> Manifests {
 /// Lists every field that cannot be used. [`Unreadable::restrictive`] is the rest of the object, for readers that must
 /// fail closed.
 pub fn from_api(kind: Kind, value: serde_json::Value) -> Result<Object, Unreadable> {
-    let object = object::read(kind, &Item(value)).map_err(|failure| Unreadable {
-        problems: vec![Problem { field: failure.field, problem: failure.problem }],
-        restrictive: None,
+    let item = Item(value);
+    let object = object::read(kind, &item).map_err(|failure| {
+        let reference = reference(kind, &item.metadata());
+        let restrictive = reference.and_then(|reference| restrictive(&reference, &item.0, failure.text()));
+        Unreadable {
+            problems: vec![Problem { field: failure.field, problem: failure.problem }],
+            restrictive: restrictive.map(Box::new),
+            is_typed: false,
+        }
     })?;
     let problems: Vec<_> = check::check(&object)
         .into_iter()
         .map(|invalid| Problem { field: invalid.field.to_string(), problem: invalid.problem })
         .collect();
-    if problems.is_empty() { Ok(object) } else { Err(Unreadable { problems, restrictive: Some(Box::new(object)) }) }
+    if problems.is_empty() {
+        return Ok(object);
+    }
+    Err(Unreadable { problems, restrictive: Some(Box::new(object)), is_typed: true })
 }
 
 /// The part of every object that identifies it.
@@ -127,6 +137,16 @@ impl Reader for Item {
     }
 }
 
+impl Item {
+    fn text(&self, pointer: &str) -> Option<String> {
+        self.0.pointer(pointer).and_then(|value| value.as_str()).map(str::to_owned)
+    }
+
+    fn metadata(&self) -> HeaderMetadata {
+        HeaderMetadata { name: self.text("/metadata/name"), namespace: self.text("/metadata/namespace") }
+    }
+}
+
 impl Failure {
     /// Strips from the parser's message the parts that have their own fields.
     fn new(at: Option<(usize, usize)>, path: String, message: &str, suffix: &str) -> Self {
@@ -134,6 +154,10 @@ impl Failure {
         let message = message.strip_suffix(suffix).unwrap_or(message);
         let problem = message.strip_prefix(&format!("{field}: ")).unwrap_or(message);
         Self { at, field, problem: problem.to_owned() }
+    }
+
+    fn text(&self) -> String {
+        if self.field.is_empty() { self.problem.clone() } else { format!("{}: {}", self.field, self.problem) }
     }
 }
 
@@ -178,22 +202,22 @@ impl Document<'_> {
         };
         for (index, item) in list.items.into_iter().enumerate() {
             let under = FieldPath::of("items").index(index);
-            let text = |pointer: &str| item.pointer(pointer).and_then(|value| value.as_str()).map(str::to_owned);
-            let (Some(api_version), Some(kind)) = (text("/apiVersion"), text("/kind")) else {
+            let item = Item(item);
+            let (Some(api_version), Some(kind)) = (item.text("/apiVersion"), item.text("/kind")) else {
                 let problem = "missing apiVersion or kind, expected a Kubernetes object".to_owned();
                 out.errors
                     .push(self.error(Failure { at: self.locate(&under), field: under.to_string(), problem }, None));
                 continue;
             };
-            let metadata = HeaderMetadata { name: text("/metadata/name"), namespace: text("/metadata/namespace") };
+            let metadata = item.metadata();
             let Some(known) = Kind::of(group_of(&api_version), &kind) else {
                 let (file, line) = (self.file.clone(), self.first_line());
                 out.ignored.push(Ignored { api_version, kind, name: metadata.name, file, line });
                 continue;
             };
             let reference = reference(known, &metadata);
-            let read = object::read(known, &Item(item));
-            self.finish(read, reference, Some(under), out);
+            let read = object::read(known, &item);
+            self.finish(read, reference, Some((under, item)), out);
         }
     }
 
@@ -201,18 +225,24 @@ impl Document<'_> {
         &self,
         read: Result<Object, Failure>,
         reference: Option<ObjectRef>,
-        under: Option<FieldPath>,
+        item: Option<(FieldPath, Item)>,
         out: &mut Manifests,
     ) {
-        let outer = under.unwrap_or_default();
+        let (outer, item) = item.map_or_else(Default::default, |(under, item)| (under, Some(item)));
         let mut object = match read {
             Ok(object) => object,
             Err(mut failure) => {
+                let restrictive = reference.as_ref().and_then(|reference| {
+                    let item = item.or_else(|| Reader::read(self).ok().map(Item))?;
+                    restrictive(reference, &item.0, failure.text())
+                });
                 if !outer.0.is_empty() {
                     failure.at = self.locate(&outer);
                     failure.field = format!("{outer}.{}", failure.field);
                 }
-                return out.errors.push(self.error(failure, reference));
+                let mut error = self.error(failure, reference);
+                error.restrictive = restrictive.map(Box::new);
+                return out.errors.push(error);
             }
         };
         let Some(reference) = reference else {

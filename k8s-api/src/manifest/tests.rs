@@ -68,6 +68,28 @@ fn meaning_is_checked_and_located() {
 }
 
 #[test]
+fn something_stands_for_a_policy_with_a_wrong_type_and_for_nothing_else() {
+    let policy = "apiVersion: policy.linkerd.io/v1beta3\nkind: Server\nmetadata: {name: p, labels: {a: b}}\n\
+        spec: {podSelector: {}, port: []}\n";
+    for text in [policy.to_owned(), format!("apiVersion: v1\nkind: List\nitems:\n- {}", policy.replace('\n', "\n  "))] {
+        let mut read = parse(Path::new("a.yaml"), &text);
+        assert_eq!((read.objects.len(), read.errors.len()), (0, 1), "{:?}", read.errors);
+        let Some(Object::Server(server)) = read.errors.remove(0).restrictive.map(|object| *object) else {
+            panic!("nothing stands for it: {text}")
+        };
+        assert_eq!(server.spec.port, crate::policy::EVERY_PORT);
+        let metadata = server.metadata;
+        assert_eq!((metadata.name.as_deref(), metadata.namespace.as_deref()), (Some("p"), Some("default")));
+        assert_eq!(metadata.labels.unwrap()["a"], "b");
+        assert!(metadata.annotations.unwrap()["weft.io/unreadable"].starts_with("spec.port: "));
+    }
+    let authorization = policy.replace("Server", "AuthorizationPolicy").replace("v1beta3", "v1alpha1");
+    assert!(parse(Path::new("a.yaml"), &authorization).errors[0].restrictive.is_none(), "its absence denies");
+    let service = SERVICE.replace("[{port: 80}]", "1");
+    assert!(parse(Path::new("a.yaml"), &service).errors[0].restrictive.is_none());
+}
+
+#[test]
 fn objects_need_kind_and_name() {
     check("a.yaml", "apiVersion: v1\n", &[(1, "kind", "expected a Kubernetes object")], 0);
     check("a.yaml", "kind: Pod\n", &[(1, "apiVersion", "expected a Kubernetes object")], 0);

@@ -33,6 +33,9 @@ pub struct ServerSpec {
     pub access_policy: Option<String>,
 }
 
+/// The port in what stands for a Server whose own cannot be read. No readable Server has it.
+pub const EVERY_PORT: IntOrString = IntOrString::Int(0);
+
 /// The protocol of clients on a Server's port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ProxyProtocol {

@@ -4,7 +4,8 @@
 //!
 //! An unreadable object never allows anything. If its types are right, its strictest reading is applied. If they are
 //! not, an authorization or authentication is treated as absent, which denies. Every other object keeps its last good
-//! state: without a Server, a route, a rate limit or an EgressNetwork, more would be allowed.
+//! state: without a Server, a route, a rate limit or an EgressNetwork, more would be allowed. Where there is none, as
+//! after a restart, something stands for these that allows nothing.
 
 use std::collections::{HashMap, HashSet};
 
@@ -51,10 +52,19 @@ struct Known {
     version: String,
     /// When it was last written.
     written: Option<Timestamp>,
-    /// Whether the index has it; false if it could never be read.
-    applied: bool,
+    applied: Applied,
     /// Its problem, which is reported once.
     problem: Option<String>,
+}
+
+/// What the index has of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Applied {
+    Nothing,
+    /// What stands for it, because a part of it has always had the wrong type.
+    Restrictive,
+    /// Its last state with the right types.
+    Good,
 }
 
 impl Caches {
@@ -162,29 +172,31 @@ impl Cache {
             return None;
         }
         self.writes.extend(written.filter(|_| old.as_ref().is_some_and(|old| old.written != written)));
-        let (was_applied, old_problem) = old.map_or((false, None), |old| (old.applied, old.problem));
-        let (object, problem) = match object {
-            Ok(object) => (Some(object), None),
+        let (before, old_problem) = old.map_or((Applied::Nothing, None), |old| (old.applied, old.problem));
+        let (object, applied, problem) = match object {
+            Ok(object) => (Some(object), Applied::Good, None),
             Err(unreadable) => {
                 let problem = problems(&unreadable);
-                (unreadable.restrictive.map(|object| *object), Some(problem))
+                let applied = if unreadable.is_typed { Applied::Good } else { Applied::Restrictive };
+                (unreadable.restrictive.map(|object| *object), applied, Some(problem))
             }
         };
         let applied = match object {
+            Some(_) if (before, applied) == (Applied::Good, Applied::Restrictive) => before,
             Some(object) => {
-                match was_applied {
-                    true => tracing::debug!("updated {reference}"),
-                    false => tracing::debug!("added {reference}"),
+                match before {
+                    Applied::Nothing => tracing::debug!("added {reference}"),
+                    Applied::Restrictive | Applied::Good => tracing::debug!("updated {reference}"),
                 }
                 events.push(Event::Apply(Box::new(object)));
-                true
+                applied
             }
-            None if was_applied && absence_denies(self.kind.kind) => {
+            None if before != Applied::Nothing && absence_denies(self.kind.kind) => {
                 tracing::debug!("removed {reference}");
                 events.push(Event::Delete(reference.clone()));
-                false
+                Applied::Nothing
             }
-            None => was_applied,
+            None => before,
         };
         let report = problem.clone().filter(|problem| old_problem.as_ref() != Some(problem)).map(|problem| {
             tracing::error!(object = %reference, problem, "unreadable object, what is unreadable in it denies");
@@ -207,7 +219,7 @@ impl Cache {
     }
 
     fn deleted(&mut self, reference: ObjectRef, events: &mut Vec<Event>) {
-        if self.known.remove(&name(&reference)).is_some_and(|known| known.applied) {
+        if self.known.remove(&name(&reference)).is_some_and(|known| known.applied != Applied::Nothing) {
             tracing::debug!("removed {reference}");
             events.push(Event::Delete(reference));
         }
@@ -397,6 +409,23 @@ mod tests {
         assert!(reports[0].problem.starts_with("spec.networks[0].cidr: "), "{reports:?}");
         assert_eq!(reports[0].regarding.name.as_deref(), Some("n"));
         world.check(networks, vec![Changed(network(4, "10.0.0.0/9"))], "+n");
+    }
+
+    #[test]
+    fn a_policy_that_was_never_readable_is_applied_for_its_denial() {
+        let mut world = World::new();
+        let (servers, networks) = (world.servers, world.networks);
+        let list = vec![ListBegins, Listed(server("s", 1, json!({"podSelector": 1, "port": 80}))), ListEnds];
+        world.check(servers, list, "+s");
+        assert!(world.caches.reports()[0].problem.starts_with("spec.podSelector: "));
+        // Still unreadable, but about something else.
+        world.check(servers, vec![Changed(server("s", 2, json!({"podSelector": {}, "port": []})))], "+s");
+        world.check(servers, vec![Changed(server("s", 3, good()))], "+s");
+        // From now on there is a good state.
+        world.check(servers, vec![Changed(server("s", 4, json!({"podSelector": {}, "port": []})))], "");
+        let reference = server("s", 4, good()).reference;
+        world.check(servers, vec![Deleted(reference)], "-s");
+        world.check(networks, vec![Changed(network(1, "10.0.0.0/80"))], "");
     }
 
     #[test]
