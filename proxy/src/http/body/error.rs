@@ -27,6 +27,11 @@ impl BodyError {
         matches!(self, Self::H2(error) if is_own_reset(error))
     }
 
+    /// Whether the connection ended for this proxy's own bounds, as [`is_own_bound`] says.
+    pub(crate) fn is_own_bound(&self) -> bool {
+        matches!(self, Self::H2(error) if is_own_bound(error))
+    }
+
     /// The value of the label `error` of the families of statuses.
     pub(crate) fn status_label(&self) -> &'static str {
         match self {
@@ -112,6 +117,11 @@ pub(crate) fn response_reset_label(error: &h2::Error) -> &'static str {
 /// Whether this proxy reset the stream, which it does when the client breaks off its request: the endpoint has no part in it.
 pub(crate) fn is_own_reset(error: &h2::Error) -> bool {
     error.is_reset() && !error.is_remote() && !error.is_library()
+}
+
+/// Whether this proxy ended the connection because it would have had to hold too much for it, which is how slowly its own clients read.
+pub(crate) fn is_own_bound(error: &h2::Error) -> bool {
+    error.is_go_away() && error.is_library() && error.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM)
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use crate::{
     http::{
         body::{
             Body, End,
-            error::{TIMEOUT, is_own_reset, reset_label, response_reset_label},
+            error::{TIMEOUT, is_own_bound, is_own_reset, reset_label, response_reset_label},
             response::CountResponse,
         },
         headers::{
@@ -140,14 +140,26 @@ impl From<Failure> for ExchangeError {
 enum AttemptError {
     /// Nothing was processed. With a reason, the endpoint cannot be reached.
     Unsent(Box<Request<Body>>, Option<Arc<ConnectError>>),
-    Final(ExchangeError),
-    /// The client broke off its request; the endpoint has no part in it.
-    BrokenOff(ExchangeError),
+    Failed(ExchangeError, Cause),
 }
 
-impl AttemptError {
-    fn failed(error: impl Into<ExchangeError>, is_broken_off: bool) -> Self {
-        if is_broken_off { Self::BrokenOff(error.into()) } else { Self::Final(error.into()) }
+/// Who ended an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    Endpoint,
+    /// It broke off its request.
+    Client,
+    /// This proxy, for its own bounds.
+    Proxy,
+}
+
+impl Cause {
+    fn of(error: &::h2::Error) -> Self {
+        match (is_own_reset(error), is_own_bound(error)) {
+            (true, _) => Self::Client,
+            (_, true) => Self::Proxy,
+            (false, false) => Self::Endpoint,
+        }
     }
 }
 
@@ -183,18 +195,15 @@ impl Exchange<'_> {
                     tapped.responded(&response);
                     return Ok((response, ResponseObserver::new(count, in_flight, checked_out, tapped)));
                 }
-                Err(AttemptError::Final(error)) => {
+                Err(AttemptError::Failed(error, cause)) => {
                     error.report(tapped);
                     endpoint.http.request();
-                    endpoint.http.failure(error.outcome(""), since.elapsed());
-                    if let Some(in_flight) = in_flight {
+                    if cause != Cause::Client {
+                        endpoint.http.failure(error.outcome(""), since.elapsed());
+                    }
+                    if let Some(in_flight) = in_flight.filter(|_| cause == Cause::Endpoint) {
                         in_flight.report(Report::Failed);
                     }
-                    return Err(error);
-                }
-                Err(AttemptError::BrokenOff(error)) => {
-                    error.report(tapped);
-                    endpoint.http.request();
                     return Err(error);
                 }
                 Err(AttemptError::Unsent(request, reason)) => {
@@ -287,8 +296,8 @@ impl Exchange<'_> {
             return match h2::send(endpoint, request).await {
                 Ok(response) => Ok((self.restore(endpoint, response.map(Body::H2), false), None)),
                 Err(h2::SendError::Failed(error)) => {
-                    let is_broken_off = is_own_reset(&error);
-                    Err(AttemptError::failed(ExchangeError::Reset(error), is_broken_off))
+                    let cause = Cause::of(&error);
+                    Err(AttemptError::Failed(ExchangeError::Reset(error), cause))
                 }
                 Err(h2::SendError::Unsent(mut request, reason)) => {
                     *request.version_mut() = Version::HTTP_2;
@@ -303,7 +312,7 @@ impl Exchange<'_> {
                 Ok(response) => Ok((self.restore(endpoint, response.map(Body::H2), true), None)),
                 Err(h2::SendError::Failed(error)) => {
                     let failure = Failure::BadGateway(format!("the endpoint's proxy failed: {error}"));
-                    Err(AttemptError::failed(failure, is_own_reset(&error)))
+                    Err(AttemptError::Failed(failure.into(), Cause::of(&error)))
                 }
                 Err(h2::SendError::Unsent(mut request, reason)) => {
                     downgrade_request(&mut *request);
@@ -328,7 +337,8 @@ impl Exchange<'_> {
             Err(h1::SendError::Failed(error)) => {
                 // hyper calls the request's body the user's.
                 let failure = Failure::BadGateway(format!("the endpoint failed: {error}"));
-                Err(AttemptError::failed(failure, error.is_user()))
+                let cause = if error.is_user() { Cause::Client } else { Cause::Endpoint };
+                Err(AttemptError::Failed(failure.into(), cause))
             }
             Err(h1::SendError::Unsent(request, reason)) => Err(AttemptError::Unsent(request, reason.map(Arc::new))),
         }

@@ -145,11 +145,11 @@ impl Observer for ResponseObserver {
         if let Some((request, arrived)) = self.request {
             request.ended(stream_end, arrived.elapsed());
         }
-        if let Some(in_flight) = self.in_flight {
-            in_flight.report(match end {
-                End::Failed(_) => Report::Failed,
-                End::Whole(_) | End::Dropped => Report::Answered { answer, is_failure },
-            });
+        let Some(in_flight) = self.in_flight else { return };
+        match end {
+            End::Failed(error) if error.is_own_bound() => {}
+            End::Failed(_) => in_flight.report(Report::Failed),
+            End::Whole(_) | End::Dropped => in_flight.report(Report::Answered { answer, is_failure }),
         }
     }
 }

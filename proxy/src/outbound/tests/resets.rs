@@ -8,9 +8,10 @@ use tokio::{
 use weft_proto::linkerd::outbound::http_route::Retry;
 
 use super::{
-    resilience::{Act, Script, backoff, changed, metric, retry},
+    resilience::{Act, Script, backoff, changed, ejecting, metric, retry},
     *,
 };
+use crate::http::frames::{frame, next_frame};
 
 /// A client whose frames the test sees.
 async fn client(proxy: &Proxy) -> client::SendRequest<Bytes> {
@@ -169,6 +170,53 @@ async fn what_finds_no_endpoint_is_tried_again_and_what_is_shed_is_not() {
         assert_eq!(metric(&proxy, "outbound_http_route_retry_requests_total"), retries);
         assert!(has_ended(&proxy, label), "{}", proxy.scrape());
     }
+}
+
+/// A client that reads no body holds up what endpoints send, and the proxy ends a connection of which it would hold too much.
+#[tokio::test]
+async fn a_connection_that_ends_for_the_proxys_own_bounds_blames_no_endpoint() {
+    const UNREAD: usize = 5;
+    const DATA: u8 = 0;
+    const HEADERS: u8 = 1;
+    const SETTINGS: u8 = 4;
+    const END_HEADERS: u8 = 4;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let control = Control::default();
+    let service = "10.1.9.4:80".parse().unwrap();
+    control.policies.lock().insert(service, ejecting(policy(SERVICE, vec![]), 1));
+    control.update(SERVICE, add(vec![endpoint(listener.local_addr().unwrap(), None)]));
+    let proxy = Proxy::start(service, control).await;
+    let handshake = client::Builder::new().initial_window_size(0).handshake::<_, Bytes>(proxy.connect().await);
+    let (sender, connection) = handshake.await.unwrap();
+    tokio::spawn(connection);
+    let mut sender = sender.ready().await.unwrap();
+    let responses: Vec<_> = (0..=UNREAD).map(|_| sender.send_request(request(), true).unwrap().0).collect();
+    let (mut server, _) = listener.accept().await.unwrap();
+    server.read_exact(&mut [0; 24]).await.unwrap();
+    server.write_all(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
+    let mut streams = Vec::new();
+    while streams.len() <= UNREAD {
+        let received = next_frame(&mut server).await.unwrap();
+        if received.kind == HEADERS {
+            streams.push(received.stream);
+        }
+    }
+    for stream in &streams[..UNREAD] {
+        // 0x88 is status 200. Of its window, each byte comes alone, and counts for a whole frame.
+        let bytes = [frame(HEADERS, END_HEADERS, *stream, &[0x88]), frame(DATA, 0, *stream, &[7]).repeat(65_535)];
+        if server.write_all(&bytes.concat()).await.is_err() {
+            break;
+        }
+    }
+    let responses = tokio::time::timeout(Duration::from_secs(60), futures::future::join_all(responses)).await;
+    let responses = responses.expect("the connection goes on");
+    assert_eq!(responses.iter().filter(|response| response.is_err()).count(), 1, "{responses:?}");
+    settled(async || match metric(&proxy, "response_total") {
+        1 => Ok(()),
+        _ => Err(proxy.scrape()),
+    })
+    .await;
+    assert_eq!(metric(&proxy, "outbound_http_balancer_endpoints{endpoint_state=\"pending\""), 0);
 }
 
 /// Has requests to the Service of [`meshed`] sent again as this says.
