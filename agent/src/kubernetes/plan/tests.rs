@@ -1,0 +1,271 @@
+//! The plan: events and results in, attempts and reports out.
+
+use serde_json::{Value, json};
+use watcher::Event;
+
+use super::{super::pod::tests::pod, *};
+
+struct Fixture {
+    plan: Plan,
+    now: Instant,
+}
+
+impl Fixture {
+    fn new(events: Vec<Event<Pod>>) -> Self {
+        let mut fixture = Self { plan: Plan::new(RedirectionDefaults::default()), now: Instant::now() };
+        events.into_iter().for_each(|event| fixture.apply(event));
+        fixture
+    }
+
+    fn apply(&mut self, event: Event<Pod>) {
+        self.plan.apply(event, self.now);
+    }
+
+    /// The pods that would be attempted now.
+    fn due(&self) -> Vec<String> {
+        let due = |pod: &&Tracked| !pod.under_way && pod.due.is_some_and(|due| due <= self.now);
+        self.plan.pods.values().filter(due).map(|pod| pod.pod.name.name.clone()).collect()
+    }
+
+    /// Attempts all pods that are due, with the same result.
+    fn attempt(&mut self, result: &Result<Enrolment, Problem>) {
+        for pod in self.plan.begin(self.now) {
+            self.plan.attempted(&pod, result.clone(), self.now);
+        }
+    }
+
+    fn wait(&mut self, ms: u64) {
+        self.now += Duration::from_millis(ms);
+    }
+
+    fn only(&self) -> Tracking {
+        let mut tracking = self.plan.tracking();
+        assert_eq!(tracking.len(), 1, "{tracking:?}");
+        tracking.remove(0)
+    }
+}
+
+fn web(change: &Value) -> Pod {
+    pod("web-0", change)
+}
+
+fn enrolled(cookie: u64) -> Result<Enrolment, Problem> {
+    Ok(Enrolment { cookie, after: Duration::from_millis(30) })
+}
+
+fn not_yet() -> Result<Enrolment, Problem> {
+    Err(Problem::NotYet("no process".into()))
+}
+
+fn unreadable() -> Value {
+    json!({"metadata": {"annotations": {"config.linkerd.io/skip-outbound-ports": "all"}}})
+}
+
+#[test]
+fn a_pod_is_attempted_until_it_is_enrolled() {
+    let mut f = Fixture::new(vec![Event::Apply(web(&json!({})))]);
+    assert_eq!(f.due(), ["web-0"]);
+    f.attempt(&not_yet());
+    assert!(f.due().is_empty());
+    f.wait(5);
+    assert_eq!(f.due(), ["web-0"]);
+    f.attempt(&enrolled(7));
+    f.wait(9_999);
+    assert!(f.due().is_empty());
+    assert_eq!(f.only().enrolled.unwrap().cookie, 7);
+    assert_eq!(f.only().problem, None);
+    // Its addresses may have changed.
+    f.wait(1);
+    assert_eq!(f.due(), ["web-0"]);
+}
+
+#[test]
+fn a_bypass_is_told_when_it_begins_and_when_it_ends() {
+    let bypass = |value: &str| web(&json!({"metadata": {"annotations": {"weft.io/bypass": value}}}));
+    let mut f = Fixture::new(vec![Event::Apply(web(&json!({})))]);
+    let mut events = Vec::new();
+    for value in ["false", "true", "true", "false"] {
+        f.apply(Event::Apply(bypass(value)));
+        f.attempt(&enrolled(7));
+        events.push(f.plan.take_reports().into_iter().map(|report| report.event).collect::<Vec<_>>());
+    }
+    assert_eq!(events, [vec![], vec![EnrolmentEvent::Bypassed(true)], vec![], vec![EnrolmentEvent::Bypassed(false)]]);
+}
+
+#[test]
+fn attempts_get_rarer_until_something_happens() {
+    let mut f = Fixture::new(vec![Event::Apply(web(&json!({})))]);
+    let mut waited = Vec::new();
+    for _ in 0..10 {
+        f.attempt(&not_yet());
+        let wait = f.plan.next_due().unwrap() - f.now;
+        waited.push(u64::try_from(wait.as_millis()).unwrap());
+        f.now += wait;
+    }
+    assert_eq!(waited, [5, 10, 20, 40, 80, 160, 320, 640, 1000, 1000]);
+    f.attempt(&not_yet());
+    f.plan.wake(Some("another"), f.now);
+    assert!(f.due().is_empty());
+    f.plan.wake(Some("uid-web-0"), f.now);
+    assert_eq!(f.due(), ["web-0"]);
+    f.attempt(&not_yet());
+    assert_eq!(f.plan.next_due(), Some(f.now + FIRST_DELAY));
+}
+
+#[test]
+fn a_wake_does_not_disturb_enrolled_pods() {
+    let mut f = Fixture::new(vec![Event::Apply(web(&json!({})))]);
+    f.attempt(&enrolled(7));
+    f.plan.wake(None, f.now);
+    assert!(f.due().is_empty());
+}
+
+#[test]
+fn new_rules_are_attempted_at_once() {
+    let mut f = Fixture::new(vec![Event::Apply(web(&json!({})))]);
+    f.attempt(&enrolled(7));
+    f.apply(Event::Apply(web(&json!({"metadata": {"annotations": {"config.linkerd.io/skip-outbound-ports": "25"}}}))));
+    let due = f.plan.begin(f.now);
+    assert!(due[0].rules.as_ref().unwrap().skip_outbound_ports.contains(25));
+}
+
+#[test]
+fn rules_that_change_during_an_attempt_are_attempted_again() {
+    let mut f = Fixture::new(vec![Event::Apply(web(&json!({})))]);
+    let before = f.plan.begin(f.now).remove(0);
+    f.apply(Event::Apply(web(&json!({"metadata": {"annotations": {"config.linkerd.io/skip-outbound-ports": "25"}}}))));
+    f.plan.attempted(&before, enrolled(7), f.now);
+    assert_eq!(f.due(), ["web-0"]);
+}
+
+#[test]
+fn an_unreadable_annotation_is_reported_once_and_not_attempted() {
+    let mut f = Fixture::new(vec![Event::Apply(web(&unreadable())), Event::Apply(web(&unreadable()))]);
+    assert!(f.due().is_empty());
+    let reports = f.plan.take_reports();
+    assert_eq!(reports.len(), 1);
+    assert!(matches!(&reports[0].event, EnrolmentEvent::Problem(Problem::Annotation(error)) if error.value == "all"));
+    assert_eq!(f.only().enrolled, None);
+    f.apply(Event::Apply(web(&json!({}))));
+    assert_eq!(f.due(), ["web-0"]);
+    assert_eq!(f.only().problem, None);
+}
+
+#[test]
+fn rules_in_force_stay_when_an_annotation_becomes_unreadable() {
+    let mut f = Fixture::new(vec![Event::Apply(web(&json!({})))]);
+    f.attempt(&enrolled(7));
+    f.apply(Event::Apply(web(&unreadable())));
+    assert!(f.due().is_empty());
+    assert_eq!(f.only().enrolled.unwrap().cookie, 7);
+    assert!(matches!(f.only().problem, Some(Problem::Annotation(_))));
+}
+
+#[test]
+fn a_refusal_of_the_kernel_is_reported_once_and_attempted_again() {
+    let mut f = Fixture::new(vec![Event::Apply(web(&json!({})))]);
+    for _ in 0..3 {
+        f.attempt(&Err(Problem::Failed("map full".into())));
+        f.wait(1000);
+    }
+    assert_eq!(f.plan.take_reports().len(), 1);
+    f.attempt(&enrolled(7));
+    assert_eq!(f.only().problem, None);
+}
+
+/// For example a pod whose processes take long to inspect.
+#[test]
+fn an_attempt_that_takes_long_delays_no_other_pod() {
+    let mut f = Fixture::new(vec![Event::Apply(pod("slow", &json!({})))]);
+    let slow = f.plan.begin(f.now).remove(0);
+    assert_eq!((f.due(), f.plan.next_due()), (vec![], None));
+    f.apply(Event::Apply(pod("web-0", &json!({}))));
+    assert_eq!(f.due(), ["web-0"]);
+    f.attempt(&enrolled(7));
+    f.plan.attempted(&slow, enrolled(9), f.now);
+    assert!(f.plan.tracking().iter().all(|pod| pod.enrolled.is_some()));
+    f.wait(10_000);
+    assert_eq!(f.due(), ["slow", "web-0"]);
+}
+
+#[test]
+fn what_happens_during_an_attempt_is_not_lost() {
+    let change = json!({"metadata": {"annotations": {"config.linkerd.io/skip-outbound-ports": "25"}}});
+    let rows = [
+        ("a container's cgroup", None),
+        ("the same pod again, perhaps with a new sandbox", Some(web(&json!({})))),
+        ("another annotation", Some(web(&change))),
+    ];
+    for (row, told) in rows {
+        for result in [not_yet(), enrolled(7)] {
+            let mut f = Fixture::new(vec![Event::Apply(web(&json!({})))]);
+            let attempt = f.plan.begin(f.now).remove(0);
+            match told.clone() {
+                Some(pod) => f.apply(Event::Apply(pod)),
+                None => f.plan.wake(Some("uid-web-0"), f.now),
+            }
+            assert!(f.due().is_empty(), "{row}: two attempts at once");
+            f.plan.attempted(&attempt, result, f.now);
+            assert_eq!(f.due(), ["web-0"], "{row}");
+        }
+    }
+}
+
+#[test]
+fn a_pod_with_a_new_sandbox_is_enrolled_again() {
+    let mut f = Fixture::new(vec![Event::Apply(web(&json!({})))]);
+    f.attempt(&enrolled(7));
+    f.plan.gone(&[6], f.now);
+    assert!(f.due().is_empty());
+    f.plan.gone(&[7], f.now);
+    assert_eq!(f.due(), ["web-0"]);
+    assert_eq!(f.only().enrolled, None);
+}
+
+#[test]
+fn an_enrolled_pod_that_ends_is_not_looked_for() {
+    let mut f = Fixture::new(vec![Event::Apply(web(&json!({})))]);
+    f.attempt(&enrolled(7));
+    f.apply(Event::Apply(web(&json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}))));
+    f.attempt(&not_yet());
+    assert!(f.due().is_empty());
+    f.plan.wake(None, f.now);
+    assert!(f.due().is_empty());
+    assert_eq!(f.only().enrolled.unwrap().cookie, 7);
+    f.apply(Event::Delete(web(&json!({}))));
+    assert!(f.plan.tracking().is_empty());
+}
+
+#[test]
+fn a_list_replaces_what_was_known() {
+    let mut f = Fixture::new(vec![Event::Apply(pod("old", &json!({}))), Event::Apply(pod("both", &json!({})))]);
+    f.apply(Event::Init);
+    f.apply(Event::InitApply(pod("both", &json!({}))));
+    f.apply(Event::InitApply(pod("new", &json!({}))));
+    assert_eq!(f.plan.tracking().len(), 3);
+    f.apply(Event::InitDone);
+    let names: Vec<_> = f.plan.tracking().into_iter().map(|pod| pod.name.name).collect();
+    assert_eq!(names, ["both", "new"]);
+}
+
+#[test]
+fn caught_up_when_each_pod_of_the_first_list_was_attempted() {
+    let mut f = Fixture::new(vec![Event::Init]);
+    f.apply(Event::InitApply(pod("starting", &json!({}))));
+    f.apply(Event::InitApply(pod("running", &json!({}))));
+    f.apply(Event::InitApply(pod("refused", &unreadable())));
+    assert!(!f.plan.caught_up());
+    f.apply(Event::InitDone);
+    assert!(!f.plan.caught_up());
+    f.attempt(&not_yet());
+    assert!(f.plan.caught_up());
+}
+
+#[test]
+fn without_pods_an_empty_list_is_enough() {
+    let mut f = Fixture::new(vec![]);
+    assert!(!f.plan.caught_up());
+    f.apply(Event::Init);
+    f.apply(Event::InitDone);
+    assert!(f.plan.caught_up());
+}
