@@ -162,6 +162,9 @@ pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outp
                 EnrolmentEvent::Problem(problem) => {
                     tracing::warn!(namespace, pod, error = problem.text(), "pod not enrolled")
                 }
+                EnrolmentEvent::Forbidden(forbidden) => {
+                    tracing::warn!(namespace, pod, error = %forbidden, "annotation without effect")
+                }
                 EnrolmentEvent::Bypassed(true) => {
                     tracing::warn!(namespace, pod, "pod bypassed: none of its connections are redirected")
                 }

@@ -221,10 +221,12 @@ impl KubernetesArgs {
             (Some(namespace), Some(name), Some(uid)) => Some(OwnPod { name: PodName { namespace, name }, uid }),
             _ => None,
         };
+        let defaults = self.values.as_deref().map_or_else(|| Ok(RedirectionDefaults::default()), read_defaults)?;
+        let control_plane_namespace = self.controller_namespace.clone();
         Ok(Some(app::KubernetesConfig {
             identity: Identity { node, pod },
             controller_namespace: self.controller_namespace,
-            defaults: self.values.as_deref().map_or_else(|| Ok(RedirectionDefaults::default()), read_defaults)?,
+            defaults: RedirectionDefaults { control_plane_namespace, ..defaults },
         }))
     }
 }

@@ -30,7 +30,7 @@ pub use config::{
 };
 pub use exemption::{Exemption, ExemptionRules, UnknownExemption};
 pub use opaque::{check_opaque_ports, pod_opaque_ports, service_opaque_ports};
-pub use redirection::{Redirection, RedirectionDefaults};
+pub use redirection::{Forbidden, Redirection, RedirectionDefaults, Skips};
 pub use tuning::{ControlStreams, DebugImage, PerDirection, ProbeTiming, Probes, ProxyTuning, Tracing, Workers};
 
 use crate::{
@@ -110,20 +110,9 @@ pub enum Refusal {
     /// An annotation about admitted clients, or about what bypasses the proxy, cannot be read.
     #[error(transparent)]
     Annotation(#[from] InjectError),
-    /// The pod would be less strict than the cluster's administrator requires.
-    #[error(
-        "annotation {}: \"user\" is less strict than this cluster allows (chart value agent.enforceProxyExemption); \
-         remove the annotation",
-        labels::PROXY_EXEMPTION
-    )]
-    ExemptionEnforced,
-    /// The pod would switch its redirection off, which the cluster's administrator does not allow.
-    #[error(
-        "annotation {}: this cluster allows no pod to switch its redirection off (chart value agent.allowBypass); \
-         remove the annotation",
-        labels::BYPASS
-    )]
-    BypassForbidden,
+    /// An annotation that the cluster's administrator forbids.
+    #[error(transparent)]
+    Forbidden(#[from] Forbidden),
     /// An application would run as the proxy's user or group, and its connections would bypass the proxy.
     #[error(
         "{field} is {id}, which is the proxy's: connections of container {container:?} would bypass the proxy; \
@@ -138,6 +127,19 @@ pub enum Refusal {
         /// The id.
         id: i64,
     },
+    /// An application of a strict pod could read the proxy's memory and become the proxy.
+    #[error(
+        "{field}: in a strict pod, container {container:?} may run as the proxy's user ({uid}) and see the proxy's \
+         processes; set its securityContext.runAsUser to another user, or remove {field}"
+    )]
+    SharedProcesses {
+        /// Name of the container.
+        container: String,
+        /// By which processes are shared.
+        field: FieldPath,
+        /// The proxy's user.
+        uid: i64,
+    },
 }
 
 impl Refusal {
@@ -145,9 +147,8 @@ impl Refusal {
     pub fn annotation(&self) -> Option<&'static str> {
         match self {
             Self::Annotation(error) => Some(error.annotation),
-            Self::ExemptionEnforced => Some(labels::PROXY_EXEMPTION),
-            Self::BypassForbidden => Some(labels::BYPASS),
-            Self::ProxyId { .. } => None,
+            Self::Forbidden(error) => Some(error.annotation()),
+            Self::ProxyId { .. } | Self::SharedProcesses { .. } => None,
         }
     }
 }
@@ -179,21 +180,26 @@ pub fn inject(pod: &Pod, namespace: Option<&Namespace>, config: &InjectConfig) -
 /// Refuses a pod that exempts more than its proxy from redirection, or more than the administrator allows.
 fn check_exemption(pod: &Pod, config: &InjectConfig, settings: &Settings) -> Result<(), Refusal> {
     let rules = config.exemption;
-    if settings.bypass && !rules.bypass_allowed {
-        return Err(Refusal::BypassForbidden);
-    }
-    let exemption = rules.exemption(settings.exemption);
-    if settings.exemption.is_some_and(|own| own < exemption) {
-        return Err(Refusal::ExemptionEnforced);
+    let of_control_plane = redirection::is_of_control_plane(pod, rules, Some(&config.control_plane_namespace));
+    let forbidden = redirection::forbidden(settings, rules, &config.skips, of_control_plane);
+    if let Some(error) = forbidden.into_iter().next() {
+        return Err(error.into());
     }
     let uid = settings.uid.unwrap_or(config.proxy_uid);
     let gid = settings.gid.or(config.proxy_gid).filter(|gid| *gid > 0);
-    match exemption::shared_id(pod, uid, gid) {
-        Some(shared) if exemption == Exemption::User => {
-            Err(Refusal::ProxyId { container: shared.container, field: shared.field, id: shared.id })
-        }
-        _ => Ok(()),
-    }
+    let refusal = match rules.exemption(settings.exemption) {
+        Exemption::User => exemption::shared_id(pod, uid, gid).map(|shared| Refusal::ProxyId {
+            container: shared.container,
+            field: shared.field,
+            id: shared.id,
+        }),
+        Exemption::Cgroup => exemption::shared_processes(pod, uid).map(|shared| Refusal::SharedProcesses {
+            container: shared.container,
+            field: shared.field,
+            uid,
+        }),
+    };
+    refusal.map_or(Ok(()), Err)
 }
 
 /// Every annotation in `metadata` for which injection refuses a pod, or skips it against its owner's intention.

@@ -42,6 +42,12 @@ impl PortSet {
         self.0.is_empty()
     }
 
+    /// Whether every port of this set is in the other one.
+    pub fn is_subset(&self, of: &Self) -> bool {
+        // Adjacent ranges are one, so that a range is never covered by two.
+        self.0.iter().all(|(first, last)| of.0.iter().any(|(start, end)| start <= first && last <= end))
+    }
+
     /// Adds every port of `range`; an empty range adds nothing.
     pub fn insert(&mut self, range: RangeInclusive<u16>) {
         if range.is_empty() {
@@ -197,6 +203,21 @@ mod tests {
             ("80,-5", Err("-5")),
         ] {
             check(text, expected);
+        }
+    }
+
+    #[test]
+    fn a_set_is_in_another_with_all_its_ports() {
+        for (set, of, expected) in [
+            ("", "", true),
+            ("80", "", false),
+            ("80,8000-8100", "1-65535", true),
+            ("10-20", "10-14,15-20", true),
+            ("10-20", "10-14,16-20", false),
+            ("9-20", "10-20", false),
+        ] {
+            let [set, of] = [set, of].map(|text| text.parse::<PortSet>().unwrap());
+            assert_eq!(set.is_subset(&of), expected, "{set} in {of}");
         }
     }
 

@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer, de};
 use crate::{
     field::{FieldPath, Invalid, Step},
     inject::{
-        ControlPlaneAddrs, ExemptionRules, InjectConfig, ProxyPorts, ProxyResources, RedirectionDefaults,
+        ControlPlaneAddrs, ExemptionRules, InjectConfig, ProxyPorts, ProxyResources, RedirectionDefaults, Skips,
         image_reference,
     },
     policy::{Cidr, DefaultPolicy},
@@ -127,6 +127,7 @@ impl Values {
         config.proxy_uid = self.proxy_uid()?;
         config.proxy_gid = proxy.gid.filter(|gid| *gid >= 0);
         config.exemption = self.exemption()?;
+        config.skips = self.skips()?;
         config.ports = self.ports()?;
         config.resources = ProxyResources {
             cpu_request: quantity("proxy.resources.cpu.request", &proxy.resources.cpu.request)?,
@@ -154,28 +155,27 @@ impl Values {
     /// # Errors
     /// When a value is invalid; the error names its path.
     pub fn redirection(&self) -> Result<RedirectionDefaults, Invalid> {
-        let init = &self.proxy_init;
-        let default = RedirectionDefaults::default();
-        let ports = |path, value: &Option<String>, default: PortSet| match value {
-            None => Ok(default),
-            Some(_) => parse::<PortSet>(path, value).map(Option::unwrap_or_default),
-        };
         Ok(RedirectionDefaults {
             ports: self.ports()?,
             proxy_uid: self.proxy_uid()?,
             proxy_gid: self.proxy.gid.filter(|gid| *gid > 0),
             rules: self.exemption()?,
-            skip_inbound_ports: ports(
-                "proxyInit.ignoreInboundPorts",
-                &init.ignore_inbound_ports,
-                default.skip_inbound_ports,
-            )?,
-            skip_outbound_ports: ports(
-                "proxyInit.ignoreOutboundPorts",
-                &init.ignore_outbound_ports,
-                default.skip_outbound_ports,
-            )?,
-            skip_subnets: networks("proxyInit.skipSubnets", init.skip_subnets.as_ref())?.unwrap_or_default(),
+            skips: self.skips()?,
+            control_plane_namespace: None,
+        })
+    }
+
+    fn skips(&self) -> Result<Skips, Invalid> {
+        let init = &self.proxy_init;
+        let default = Skips::default();
+        let ports = |path, value: &Option<String>, default: PortSet| match value {
+            None => Ok(default),
+            Some(_) => parse::<PortSet>(path, value).map(Option::unwrap_or_default),
+        };
+        Ok(Skips {
+            inbound: ports("proxyInit.ignoreInboundPorts", &init.ignore_inbound_ports, default.inbound)?,
+            outbound: ports("proxyInit.ignoreOutboundPorts", &init.ignore_outbound_ports, default.outbound)?,
+            subnets: networks("proxyInit.skipSubnets", init.skip_subnets.as_ref())?.unwrap_or_default(),
             api_server_ports: ports(
                 "proxyInit.kubeAPIServerPorts",
                 &init.kube_api_server_ports,
@@ -338,8 +338,9 @@ proxyInit: {ignoreInboundPorts: '22,8000-8002', ignoreOutboundPorts: '', skipSub
         assert_eq!(config.default_inbound_policy, DefaultPolicy::Deny);
         assert_eq!(config.default_opaque_ports.to_string(), "25");
         let redirection = values.redirection().unwrap();
-        assert_eq!(redirection.skip_inbound_ports.to_string(), "22,8000-8002");
-        assert_eq!(redirection.skip_subnets.len(), 1);
+        assert_eq!(redirection.skips.inbound.to_string(), "22,8000-8002");
+        assert_eq!(redirection.skips.subnets.len(), 1);
+        assert_eq!(config.skips, redirection.skips);
         assert_eq!((redirection.proxy_uid, redirection.ports.inbound), (3000, 9143));
     }
 

@@ -17,7 +17,7 @@ use std::{
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::watcher;
 use tokio::time::Instant;
-use weft_k8s_api::inject::{InjectError, RedirectionDefaults};
+use weft_k8s_api::inject::{Forbidden, InjectError, RedirectionDefaults};
 
 use super::pod::MeshedPod;
 use crate::datapath::rules::PodName;
@@ -53,6 +53,8 @@ struct Tracked {
     attempted: bool,
     /// Whether the pod has an Event that says that it is bypassed.
     bypassed: bool,
+    /// The annotations without effect of which it has Events.
+    forbidden: Vec<Forbidden>,
     problem: Option<Problem>,
 }
 
@@ -88,6 +90,8 @@ pub(crate) struct Report {
 pub(crate) enum EnrolmentEvent {
     /// Its rules are not in force.
     Problem(Problem),
+    /// An annotation has no effect, because the administrator forbids it.
+    Forbidden(Forbidden),
     /// The owner's bypass of the pod came into force, or ended.
     Bypassed(bool),
 }
@@ -159,8 +163,15 @@ impl Plan {
             delay: FIRST_DELAY,
             attempted: false,
             bypassed: false,
+            forbidden: Vec::new(),
             problem: None,
         });
+        let forbidden = next.rules.as_ref().map(|rules| rules.forbidden.clone()).unwrap_or_default();
+        for one in forbidden.iter().filter(|one| !tracked.forbidden.contains(one)) {
+            let event = EnrolmentEvent::Forbidden(one.clone());
+            self.reports.push(Report { name: next.name.clone(), uid: next.uid.clone(), event });
+        }
+        tracked.forbidden = forbidden;
         if let Err(error) = &next.rules {
             let problem = Problem::Annotation(error.clone());
             if tracked.problem.as_ref() != Some(&problem) {

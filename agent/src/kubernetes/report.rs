@@ -99,6 +99,9 @@ impl Publisher {
                 EnrolmentEvent::Problem(Problem::Failed(text) | Problem::NotYet(text)) => {
                     (EventType::Warning, "EnrolmentFailed", format!("weft-agent cannot redirect the pod: {text}"))
                 }
+                EnrolmentEvent::Forbidden(forbidden) => {
+                    (EventType::Warning, "ForbiddenAnnotation", format!("{forbidden}; until then it has no effect"))
+                }
                 EnrolmentEvent::Bypassed(true) => (
                     EventType::Warning,
                     "RedirectionBypassed",

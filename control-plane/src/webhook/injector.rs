@@ -285,8 +285,9 @@ fn matters(reason: SkipReason, metadata: &ObjectMeta, namespace: Option<&Namespa
 fn refusal_label(refusal: &Refusal) -> &'static str {
     match refusal {
         Refusal::Annotation(_) => "invalid_annotation",
-        Refusal::ExemptionEnforced | Refusal::BypassForbidden => "forbidden_annotation",
+        Refusal::Forbidden(_) => "forbidden_annotation",
         Refusal::ProxyId { .. } => "proxy_id_in_use",
+        Refusal::SharedProcesses { .. } => "shared_processes",
     }
 }
 

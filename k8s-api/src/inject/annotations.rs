@@ -34,12 +34,17 @@ pub struct InjectError {
 impl InjectError {
     /// What is wrong, without the annotation's name.
     pub(super) fn problem(&self) -> impl fmt::Display {
-        let mut value: String = self.value.chars().take(SHOWN).collect();
-        if value.len() < self.value.len() {
-            value.push('\u{2026}');
-        }
-        format!("bad value {value:?}, expected {}", self.expected)
+        format!("bad value {:?}, expected {}", shown(&self.value), self.expected)
     }
+}
+
+/// The part of a value that a message repeats.
+pub(super) fn shown(value: &str) -> String {
+    let mut part: String = value.chars().take(SHOWN).collect();
+    if part.len() < value.len() {
+        part.push('\u{2026}');
+    }
+    part
 }
 
 /// The parsed annotations of one pod.

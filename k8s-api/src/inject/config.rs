@@ -3,7 +3,7 @@
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::EnvVar;
 
-use super::{exemption::ExemptionRules, tuning::ProxyTuning};
+use super::{exemption::ExemptionRules, redirection::Skips, tuning::ProxyTuning};
 use crate::{
     labels,
     policy::DefaultPolicy,
@@ -29,6 +29,8 @@ pub struct InjectConfig {
     pub proxy_gid: Option<i64>,
     /// What the cluster's administrator allows pods to exempt from redirection.
     pub exemption: ExemptionRules,
+    /// What bypasses the proxy; a pod may have others, unless the administrator forbids that.
+    pub skips: Skips,
     /// Ports of the proxy's listeners.
     pub ports: ProxyPorts,
     /// Resources that the proxy requests, and their limits.
@@ -184,6 +186,7 @@ impl InjectConfig {
             proxy_uid: labels::PROXY_UID,
             proxy_gid: None,
             exemption: ExemptionRules::default(),
+            skips: Skips::default(),
             ports: ProxyPorts::default(),
             resources: ProxyResources::default(),
             require_redirect: false,

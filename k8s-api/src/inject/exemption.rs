@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use k8s_openapi::api::core::v1::{Pod, SecurityContext};
+use k8s_openapi::api::core::v1::{Pod, PodSpec, SecurityContext};
 
 use crate::{field::FieldPath, labels};
 
@@ -41,7 +41,7 @@ pub struct ExemptionRules {
     pub default: Exemption,
     /// Whether pods may not be less strict than the default.
     pub enforced: bool,
-    /// Whether the annotation `weft.io/bypass` switches a pod's redirection off.
+    /// Whether annotations may switch a pod's redirection off, or have it skip more than the chart's values say.
     pub bypass_allowed: bool,
 }
 
@@ -78,27 +78,61 @@ pub(super) struct SharedId {
 pub(super) fn shared_id(pod: &Pod, proxy_uid: i64, proxy_gid: Option<i64>) -> Option<SharedId> {
     let spec = pod.spec.as_ref()?;
     let whole = spec.security_context.as_ref();
-    let init = spec.init_containers.iter().flatten().map(|it| (&it.name, it.security_context.as_ref()));
-    let main = spec.containers.iter().map(|it| (&it.name, it.security_context.as_ref()));
-    let ephemeral = spec.ephemeral_containers.iter().flatten().map(|it| (&it.name, it.security_context.as_ref()));
-    let at = |list: &'static str| move |(index, (name, own))| (list, index, name, own);
-    let containers = init.enumerate().map(at("initContainers"));
-    let containers = containers.chain(main.enumerate().map(at("containers")));
-    let mut containers = containers.chain(ephemeral.enumerate().map(at("ephemeralContainers")));
-    containers.find_map(|(list, index, name, own): (_, _, &String, Option<&SecurityContext>)| {
+    applications(spec).find_map(|Application { list, index, name, own }| {
         let ids = [
             ("runAsUser", own.and_then(|own| own.run_as_user), whole.and_then(|whole| whole.run_as_user)),
             ("runAsGroup", own.and_then(|own| own.run_as_group), whole.and_then(|whole| whole.run_as_group)),
         ];
         let mut ids = ids.into_iter().zip([Some(proxy_uid), proxy_gid]);
         let (key, own, id) = ids.find_map(|((key, own, inherited), of_proxy)| {
-            let id = own.or(inherited).filter(|id| Some(*id) == of_proxy && name != labels::PROXY_CONTAINER)?;
+            let id = own.or(inherited).filter(|id| Some(*id) == of_proxy)?;
             Some((key, own, id))
         })?;
         let holder = match own {
             Some(_) => FieldPath::of("spec").key(list).index(index),
             None => FieldPath::of("spec"),
         };
-        Some(SharedId { container: name.clone(), field: holder.key("securityContext").key(key), id })
+        Some(SharedId { container: name.to_owned(), field: holder.key("securityContext").key(key), id })
     })
+}
+
+/// A container that may run as the proxy's user and sees the proxy's process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct SharedProcesses {
+    /// Name of the container.
+    pub(super) container: String,
+    /// The field by which the pod's containers see each other's processes.
+    pub(super) field: FieldPath,
+}
+
+/// The first such container: the pod's spec gives it the proxy's user, or leaves the user to its image.
+pub(super) fn shared_processes(pod: &Pod, proxy_uid: i64) -> Option<SharedProcesses> {
+    let spec = pod.spec.as_ref()?;
+    let fields = [("shareProcessNamespace", spec.share_process_namespace), ("hostPID", spec.host_pid)];
+    let (key, _) = fields.into_iter().find(|(_, shared)| *shared == Some(true))?;
+    let whole = spec.security_context.as_ref().and_then(|whole| whole.run_as_user);
+    let user = |one: &Application<'_>| one.own.and_then(|own| own.run_as_user).or(whole);
+    let found = applications(spec).find(|one| user(one).is_none_or(|uid| uid == proxy_uid))?;
+    Some(SharedProcesses { container: found.name.to_owned(), field: FieldPath::of("spec").key(key) })
+}
+
+/// A container besides the proxy.
+struct Application<'a> {
+    /// The field of the pod's spec that lists it.
+    list: &'static str,
+    index: usize,
+    name: &'a str,
+    own: Option<&'a SecurityContext>,
+}
+
+fn applications(spec: &PodSpec) -> impl Iterator<Item = Application<'_>> {
+    let init = spec.init_containers.iter().flatten().map(|it| (it.name.as_str(), it.security_context.as_ref()));
+    let main = spec.containers.iter().map(|it| (it.name.as_str(), it.security_context.as_ref()));
+    let ephemeral = spec.ephemeral_containers.iter().flatten();
+    let ephemeral = ephemeral.map(|it| (it.name.as_str(), it.security_context.as_ref()));
+    let at = |list| move |(index, (name, own))| Application { list, index, name, own };
+    let containers = init.enumerate().map(at("initContainers"));
+    let containers = containers.chain(main.enumerate().map(at("containers")));
+    let containers = containers.chain(ephemeral.enumerate().map(at("ephemeralContainers")));
+    containers.filter(|one| one.name != labels::PROXY_CONTAINER)
 }

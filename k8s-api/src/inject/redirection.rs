@@ -4,7 +4,7 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::{
-    annotations::{InjectError, Reading, Settings},
+    annotations::{InjectError, Reading, Settings, shown},
     config::ProxyPorts,
     exemption::{Exemption, ExemptionRules, shared_id},
 };
@@ -35,6 +35,52 @@ pub struct Redirection {
     pub skip_outbound_ports: PortSet,
     /// Source networks whose inbound connections bypass the proxy.
     pub skip_subnets: Vec<IpNet>,
+    /// The annotations that were ignored for the administrator's rules.
+    pub forbidden: Vec<Forbidden>,
+}
+
+/// An annotation that lifts more of a pod's redirection than the cluster's administrator allows. It refuses the pod at
+/// admission, and has no effect on a running one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Forbidden {
+    /// The pod would be less strict.
+    #[error(
+        "annotation {}: \"user\" is less strict than this cluster allows (chart value agent.enforceProxyExemption); \
+         remove the annotation",
+        labels::PROXY_EXEMPTION
+    )]
+    Exemption,
+    /// The pod would not be redirected at all.
+    #[error(
+        "annotation {}: this cluster allows no pod to switch its redirection off (chart value agent.allowBypass); \
+         remove the annotation",
+        labels::BYPASS
+    )]
+    Bypass,
+    /// Ports or networks would bypass the proxy.
+    #[error(
+        "annotation {annotation}: {value:?} bypasses the proxy beyond {setting}, which this cluster does not allow \
+         (chart value agent.allowBypass); remove the annotation, or have the cluster's administrator extend {setting}"
+    )]
+    Skip {
+        /// The annotation's name.
+        annotation: &'static str,
+        /// The beginning of its value.
+        value: String,
+        /// The chart's value that is the limit.
+        setting: &'static str,
+    },
+}
+
+impl Forbidden {
+    /// The annotation's name.
+    pub fn annotation(&self) -> &'static str {
+        match self {
+            Self::Exemption => labels::PROXY_EXEMPTION,
+            Self::Bypass => labels::BYPASS,
+            Self::Skip { annotation, .. } => annotation,
+        }
+    }
 }
 
 /// Defaults for pods without annotations.
@@ -48,12 +94,21 @@ pub struct RedirectionDefaults {
     pub proxy_gid: Option<i64>,
     /// How the proxy's own connections are recognised, and what a pod may change about that.
     pub rules: ExemptionRules,
-    /// Inbound ports that bypass the proxy.
-    pub skip_inbound_ports: PortSet,
-    /// Outbound ports that bypass the proxy.
-    pub skip_outbound_ports: PortSet,
-    /// Source networks whose inbound connections bypass the proxy.
-    pub skip_subnets: Vec<IpNet>,
+    /// What bypasses the proxy.
+    pub skips: Skips,
+    /// Namespace of the control plane; `None` where there may be several.
+    pub control_plane_namespace: Option<String>,
+}
+
+/// What bypasses the proxy in pods without annotations, and, where the administrator allows no bypass, in any pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skips {
+    /// Inbound ports.
+    pub inbound: PortSet,
+    /// Outbound ports.
+    pub outbound: PortSet,
+    /// Source networks of inbound connections.
+    pub subnets: Vec<IpNet>,
     /// Ports of the API server. In pods of a control plane, connections to them bypass the proxy whatever the
     /// annotations say: the proxies there wait for the control plane, and it waits for the API server
     /// (`linkerd2-proxy-init:cni-plugin/main.go`).
@@ -61,19 +116,24 @@ pub struct RedirectionDefaults {
 }
 
 impl Default for RedirectionDefaults {
-    /// Linkerd's Helm defaults: 4567 and 4568, Galera's replication.
     fn default() -> Self {
-        let galera: PortSet = [4567, 4568].into_iter().collect();
         Self {
             ports: ProxyPorts::default(),
             proxy_uid: labels::PROXY_UID,
             proxy_gid: None,
             rules: ExemptionRules::default(),
-            skip_inbound_ports: galera.clone(),
-            skip_outbound_ports: galera,
-            skip_subnets: Vec::new(),
-            api_server_ports: PortSet::default(),
+            skips: Skips::default(),
+            control_plane_namespace: None,
         }
+    }
+}
+
+impl Default for Skips {
+    /// Linkerd's Helm defaults: 4567 and 4568, Galera's replication.
+    fn default() -> Self {
+        let galera: PortSet = [4567, 4568].into_iter().collect();
+        let (subnets, api_server_ports) = Default::default();
+        Self { inbound: galera.clone(), outbound: galera, subnets, api_server_ports }
     }
 }
 
@@ -96,14 +156,20 @@ impl Redirection {
             Some(_) => Exemption::Cgroup,
             None => defaults.rules.exemption(settings.exemption),
         };
-        let ports = defaults.ports;
+        let RedirectionDefaults { ports, rules, skips, .. } = defaults;
+        let of_control_plane = is_of_control_plane(pod, *rules, defaults.control_plane_namespace.as_deref());
+        let forbidden = forbidden(&settings, *rules, skips, of_control_plane);
+        let is_forbidden = |name| forbidden.iter().any(|one| one.annotation() == name);
+        let own_ports = |name, own: Option<PortSet>, default: &PortSet| {
+            own.filter(|_| !is_forbidden(name)).unwrap_or_else(|| default.clone())
+        };
+        let skip_inbound_ports = own_ports(labels::SKIP_INBOUND_PORTS, settings.skip_inbound_ports, &skips.inbound);
         let mut skip_outbound_ports =
-            settings.skip_outbound_ports.unwrap_or_else(|| defaults.skip_outbound_ports.clone());
-        if pod.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(labels::CONTROL_PLANE_COMPONENT)) {
-            for range in defaults.api_server_ports.ranges() {
-                skip_outbound_ports.insert(range);
-            }
+            own_ports(labels::SKIP_OUTBOUND_PORTS, settings.skip_outbound_ports, &skips.outbound);
+        if of_control_plane {
+            skips.api_server_ports.ranges().for_each(|range| skip_outbound_ports.insert(range));
         }
+        let skip_subnets = settings.skip_subnets.filter(|_| !is_forbidden(labels::SKIP_SUBNETS));
         Ok(Self {
             outbound_port: settings.outbound_port.unwrap_or(ports.outbound),
             inbound_port: settings.inbound_port.unwrap_or(ports.inbound),
@@ -112,10 +178,59 @@ impl Redirection {
             proxy_uid,
             proxy_gid,
             exemption,
-            bypass: settings.bypass && defaults.rules.bypass_allowed,
-            skip_inbound_ports: settings.skip_inbound_ports.unwrap_or_else(|| defaults.skip_inbound_ports.clone()),
+            bypass: settings.bypass && rules.bypass_allowed,
+            skip_inbound_ports,
             skip_outbound_ports,
-            skip_subnets: settings.skip_subnets.unwrap_or_else(|| defaults.skip_subnets.clone()),
+            skip_subnets: skip_subnets.unwrap_or_else(|| skips.subnets.clone()),
+            forbidden,
         })
     }
+}
+
+/// Whether the pod is a part of the control plane. Anybody may set the label; where pods are not trusted with bypasses,
+/// the namespace counts too.
+pub(super) fn is_of_control_plane(pod: &Pod, rules: ExemptionRules, namespace: Option<&str>) -> bool {
+    let is_labelled =
+        pod.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(labels::CONTROL_PLANE_COMPONENT));
+    let is_there = || namespace.is_none_or(|namespace| pod.metadata.namespace.as_deref() == Some(namespace));
+    is_labelled && (rules.bypass_allowed || is_there())
+}
+
+/// The annotations that lift more of the pod's redirection than the administrator allows.
+pub(super) fn forbidden(
+    settings: &Settings,
+    rules: ExemptionRules,
+    skips: &Skips,
+    of_control_plane: bool,
+) -> Vec<Forbidden> {
+    let mut found = Vec::new();
+    if settings.exemption.is_some_and(|own| own < rules.exemption(Some(own))) {
+        found.push(Forbidden::Exemption);
+    }
+    if rules.bypass_allowed {
+        return found;
+    }
+    if settings.bypass {
+        found.push(Forbidden::Bypass);
+    }
+    let mut outbound = skips.outbound.clone();
+    if of_control_plane {
+        skips.api_server_ports.ranges().for_each(|range| outbound.insert(range));
+    }
+    let lists = [
+        (labels::SKIP_INBOUND_PORTS, &settings.skip_inbound_ports, &skips.inbound, "proxyInit.ignoreInboundPorts"),
+        (labels::SKIP_OUTBOUND_PORTS, &settings.skip_outbound_ports, &outbound, "proxyInit.ignoreOutboundPorts"),
+    ];
+    for (annotation, own, allowed, setting) in lists {
+        if let Some(own) = own.as_ref().filter(|own| !own.is_subset(allowed)) {
+            found.push(Forbidden::Skip { annotation, value: shown(&own.to_string()), setting });
+        }
+    }
+    let is_allowed = |own: &IpNet| skips.subnets.iter().any(|subnet| subnet.contains(own));
+    if let Some(own) = settings.skip_subnets.as_ref().filter(|own| !own.iter().all(is_allowed)) {
+        let value = own.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        let (annotation, setting) = (labels::SKIP_SUBNETS, "proxyInit.skipSubnets");
+        found.push(Forbidden::Skip { annotation, value: shown(&value), setting });
+    }
+    found
 }

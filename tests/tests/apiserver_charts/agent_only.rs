@@ -42,7 +42,7 @@ fn values_of_linkerds_plugin_reach_the_agent() {
     let found = Values::parse(config.as_str().unwrap()).unwrap().redirection().unwrap();
     assert_eq!((found.ports.inbound, found.ports.outbound, found.ports.control), (5143, 5140, 5190));
     assert_eq!((found.ports.admin, found.proxy_uid, found.proxy_gid), (5191, 3000, Some(3001)));
-    let ports = [&found.skip_inbound_ports, &found.skip_outbound_ports, &found.api_server_ports];
+    let ports = [&found.skips.inbound, &found.skips.outbound, &found.skips.api_server_ports];
     assert_eq!(ports.map(ToString::to_string), ["22", "25-26", "8443"]);
 
     let spec = &object(&rendered, "DaemonSet", "linkerd-cni")["spec"];
@@ -57,8 +57,8 @@ fn values_of_linkerds_plugin_reach_the_agent() {
     let defaults = objects(&cluster, &succeeded(&template("controllerNamespace=")));
     let config = &object(&defaults, "ConfigMap", "linkerd-cni-config")["data"]["values"];
     let found = Values::parse(config.as_str().unwrap()).unwrap().redirection().unwrap();
-    let linkerds =
-        RedirectionDefaults { api_server_ports: "443,6443".parse().unwrap(), ..RedirectionDefaults::default() };
+    let mut linkerds = RedirectionDefaults::default();
+    linkerds.skips.api_server_ports = "443,6443".parse().unwrap();
     assert_eq!(found, linkerds);
     let agent = &object(&defaults, "DaemonSet", "linkerd-cni")["spec"]["template"]["spec"]["containers"][0];
     assert!(!agent["args"].to_string().contains("--controller-namespace"), "{agent}");

@@ -93,6 +93,28 @@ fn a_bypass_is_told_when_it_begins_and_when_it_ends() {
 }
 
 #[test]
+fn an_annotation_that_the_administrator_forbids_is_told_once_and_has_no_effect() {
+    let mut f = Fixture::new(vec![]);
+    f.plan.defaults.rules.bypass_allowed = false;
+    let skips =
+        |ports: &str| web(&json!({"metadata": {"annotations": {"config.linkerd.io/skip-inbound-ports": ports}}}));
+    let mut told = Vec::new();
+    for ports in ["4567", "1-65535", "1-65535", "80", "4567", "80"] {
+        f.apply(Event::Apply(skips(ports)));
+        let pod = f.plan.begin(f.now).remove(0);
+        let skipped = pod.rules.as_ref().unwrap().skip_inbound_ports.to_string();
+        assert_eq!(skipped, if ports == "4567" { "4567" } else { "4567-4568" }, "{ports}");
+        f.plan.attempted(&pod, enrolled(7), f.now);
+        assert_eq!(f.only().problem, None, "{ports}");
+        told.extend(f.plan.take_reports().into_iter().map(|report| match report.event {
+            EnrolmentEvent::Forbidden(Forbidden::Skip { value, .. }) => value,
+            event => panic!("{ports}: {event:?}"),
+        }));
+    }
+    assert_eq!(told, ["1-65535", "80", "80"]);
+}
+
+#[test]
 fn attempts_get_rarer_until_something_happens() {
     let mut f = Fixture::new(vec![Event::Apply(web(&json!({})))]);
     let mut waited = Vec::new();
