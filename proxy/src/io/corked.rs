@@ -1,8 +1,12 @@
-//! One write for all that a connection's task writes at a time.
+//! One write for all that a connection's task writes at a time, and a bound of what it reads at a time.
 //!
 //! h2 writes and flushes each DATA frame by itself, so that every response of an HTTP/2 connection costs a TLS record and a system
 //! call even where sixty of them are ready. [`Corked`] gathers what is written, whatever is flushed, and [`Uncork::drive`] sends it
 //! when the connection has done all it could. Owns what is gathered: a large buffer, while there is something in it.
+//!
+//! h2 also reads as long as there is something to read, and queues what it has read for the tasks of the streams. In that
+//! queue a head takes up to a hundred times its bytes, and the number of informational heads has no bound. So a
+//! connection's task gives way after [`MAX_READ`], and the streams' tasks take what it has read before it reads on.
 
 use std::{
     future::poll_fn,
@@ -16,6 +20,10 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::buffers::{give_buffer, take_large};
+
+/// The bytes after which a connection reads no more until its task is polled again: a stream's window by default. The
+/// last read may exceed it by a TLS record.
+const MAX_READ: usize = 64 * 1024;
 
 /// A stream whose writes are gathered. Nothing is sent but by its [`Uncork`], or when the buffer is full.
 #[derive(Debug)]
@@ -35,11 +43,13 @@ struct Cork<S> {
     is_unflushed: bool,
     /// Why nothing can be sent any more; returned by the connection's next write.
     failed: Option<io::Error>,
+    /// The bytes that were read since the connection was polled.
+    read: usize,
 }
 
 /// Gathers the writes of a stream.
 pub(crate) fn cork<S>(stream: S) -> (Corked<S>, Uncork<S>) {
-    let cork = Cork { stream, buffer: None, start: 0, end: 0, is_unflushed: false, failed: None };
+    let cork = Cork { stream, buffer: None, start: 0, end: 0, is_unflushed: false, failed: None, read: 0 };
     let shared = Arc::new(Mutex::new(cork));
     (Corked(Arc::clone(&shared)), Uncork(shared))
 }
@@ -52,6 +62,7 @@ impl<S: AsyncWrite + Unpin> Uncork<S> {
 
     /// Polls a connection, and sends what it wrote.
     fn poll<F: Future>(&self, mut connection: Pin<&mut F>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        self.0.lock().read = 0;
         let polled = connection.as_mut().poll(cx);
         let Poll::Ready(Err(error)) = self.0.lock().poll_drain(cx) else { return polled };
         if polled.is_ready() {
@@ -121,7 +132,15 @@ impl<S> Drop for Cork<S> {
 
 impl<S: AsyncRead + Unpin> AsyncRead for Corked<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0.lock().stream).poll_read(cx, buf)
+        let mut cork = self.0.lock();
+        if cork.read >= MAX_READ {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut cork.stream).poll_read(cx, buf);
+        cork.read += buf.filled().len() - before;
+        polled
     }
 }
 
@@ -221,6 +240,28 @@ mod tests {
         };
         let error = uncork.drive(Box::pin(connection)).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[tokio::test]
+    async fn a_connection_gives_way_after_what_it_may_read_at_a_time() {
+        const SENT: usize = 4 * MAX_READ;
+        let (near, mut far) = duplex(SENT);
+        far.write_all(&[7; SENT]).await.unwrap();
+        let (mut corked, uncork) = cork(near);
+        let (mut buffer, mut received, mut polls) = ([0; 16 * 1024], 0, 0);
+        let connection = poll_fn(|cx| {
+            polls += 1;
+            loop {
+                let mut buf = ReadBuf::new(&mut buffer);
+                ready!(Pin::new(&mut corked).poll_read(cx, &mut buf)).unwrap();
+                received += buf.filled().len();
+                if received == SENT {
+                    return Poll::Ready(());
+                }
+            }
+        });
+        uncork.drive(connection).await;
+        assert_eq!(polls, 4);
     }
 
     #[tokio::test]

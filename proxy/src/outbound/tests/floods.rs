@@ -2,6 +2,7 @@
 //!
 //! Each flood has a process of its own, this test's program started again, so that what it measures is the flood's.
 
+mod endpoint;
 mod held;
 
 use parking_lot::Mutex;
