@@ -16,7 +16,7 @@ mod workload;
 
 use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use clap::Args;
 use serde_yaml_ng::Value;
 use weft_k8s_api::field::FieldPath;
@@ -110,9 +110,7 @@ async fn settings(args: &InjectArgs, documents: &[Document]) -> Result<Manual> {
 
 /// Every document of every source.
 async fn read(manifests: &[String]) -> Result<Vec<Document>> {
-    if manifests.iter().filter(|from| *from == "-").count() > 1 {
-        bail!("standard input can be read once: - is given more than once");
-    }
+    source::check_stdin(manifests)?;
     let (mut documents, mut errors) = (Vec::new(), Vec::new());
     for from in manifests {
         for source in source::read(from).await? {

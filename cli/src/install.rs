@@ -10,14 +10,12 @@
 mod certificates;
 mod cluster;
 mod flags;
+mod offer;
 mod render;
 mod values;
 pub(crate) mod viz;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    process::ExitCode,
-};
+use std::{collections::BTreeMap, process::ExitCode};
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -25,12 +23,14 @@ use weft_k8s_api::policy::route::GATEWAY_GROUP;
 
 use crate::{
     chart::{self, Chart, values::Settings},
-    check,
     cluster::{CONTROL_NAMESPACE, Cluster, ClusterArgs},
+    docs,
     manifest::{self, ManifestFormat, document},
+    mesh::installed::Installed,
     output::{self, progress},
 };
-use cluster::{Definition, Installed, Object};
+use cluster::{Definition, Object};
+use offer::Offer;
 use render::{Certificates, Rendered};
 use values::ValueArgs;
 
@@ -119,11 +119,11 @@ pub(crate) struct PruneArgs {
 /// `weft install`.
 pub(crate) async fn install(args: InstallArgs) -> Result<ExitCode> {
     if args.crds {
-        return definitions(&args.values.definitions()?, args.output);
+        return definitions(&args.values.definitions().await?, args.output);
     }
-    let settings = args.values.settings(None)?;
+    let settings = args.values.settings(None).await?;
     if !args.ignore_cluster {
-        let asked = async { ready_for(&args.cluster.cluster().await?).await };
+        let asked = async { ready_for(&args.cluster.cluster().await?, &settings).await };
         progress::during(API_SERVER, asked).await?;
     }
     let rendered = Rendered::new(&args.cluster.linkerd_namespace, &settings, Certificates::New)?;
@@ -132,7 +132,7 @@ pub(crate) async fn install(args: InstallArgs) -> Result<ExitCode> {
 }
 
 /// Whether a cluster can take a new mesh.
-async fn ready_for(cluster: &Cluster) -> Result<()> {
+async fn ready_for(cluster: &Cluster, settings: &Settings) -> Result<()> {
     let namespace = &cluster.namespace;
     let anyway = "--ignore-cluster prints manifests anyway";
     match cluster::installed(cluster).await? {
@@ -142,49 +142,21 @@ async fn ready_for(cluster: &Cluster) -> Result<()> {
             bail!("helm installed release {release} in namespace {namespace}: use `helm upgrade`; {anyway}")
         }
         Installed::ByOthers => bail!(
-            "another mesh is installed in namespace {namespace}, such as Linkerd: a cluster has one of them. Uninstall it \
-             first; {anyway}"
+            "another mesh is installed in namespace {namespace}, such as Linkerd: a cluster has one of them. How Weft replaces it: \
+             {}; {anyway}",
+            docs::page("migration.md")
         ),
     }
-    let missing = missing_definitions(cluster).await?;
-    if let Some(first) = missing.first() {
-        bail!(
-            "custom resource definitions are missing, such as {first}: first `weft install --crds | kubectl apply --server-side -f -`; \
-             {anyway}"
-        );
-    }
-    // What the charts themselves ask a cluster when helm installs them.
-    let version = cluster::version(cluster).await?;
-    if check::is_too_old(&version) {
-        bail!("this cluster runs Kubernetes {version}; Weft needs 1.31 or newer, for native sidecars; {anyway}");
-    }
-    if let Some(first) = outdated(&check::our_crds(), &cluster::served(cluster).await?).first() {
-        bail!(
-            "custom resource definitions are too old: {first}: first `weft install --crds | kubectl apply --server-side -f -`; {anyway}"
-        );
+    if let Some(lack) = Offer::of(cluster).await?.lack(&Chart::control_plane()?.values(settings)?, "install") {
+        bail!("{lack}; {anyway}");
     }
     Ok(())
-}
-
-/// Definitions that do not serve what this version reads. Those that are missing are not among them.
-fn outdated(ours: &BTreeMap<String, BTreeSet<String>>, there: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
-    let lacking = ours.iter().filter_map(|(name, versions)| {
-        let missing: Vec<_> = versions.difference(there.get(name)?).map(String::as_str).collect();
-        (!missing.is_empty()).then(|| format!("{name} does not serve {}", missing.join(", ")))
-    });
-    lacking.collect()
-}
-
-async fn missing_definitions(cluster: &Cluster) -> Result<Vec<String>> {
-    let known = cluster::definitions(cluster).await?;
-    let wanted = defined()?.into_iter();
-    Ok(wanted.map(|object| object.name).filter(|name| !known.contains_key(name)).collect())
 }
 
 /// `weft upgrade`.
 pub(crate) async fn upgrade(args: UpgradeArgs) -> Result<ExitCode> {
     if args.crds {
-        return definitions(&args.values.definitions()?, args.output);
+        return definitions(&args.values.definitions().await?, args.output);
     }
     let rendered = progress::during(API_SERVER, upgraded(&args)).await?;
     output::raw(&rendered.text(args.output)?)?;
@@ -194,26 +166,22 @@ pub(crate) async fn upgrade(args: UpgradeArgs) -> Result<ExitCode> {
 async fn upgraded(args: &UpgradeArgs) -> Result<Rendered> {
     let cluster = args.cluster.cluster().await?;
     cluster::ours(&cluster::installed(&cluster).await?, &cluster, "helm upgrade")?;
-    let missing = missing_definitions(&cluster).await?;
-    if let Some(first) = missing.first() {
-        bail!(
-            "this version has custom resource definitions that the cluster has not, such as {first}: first \
-             `weft upgrade --crds | kubectl apply --server-side -f -`"
-        );
+    let settings = settings(&cluster, &args.values).await?;
+    if let Some(lack) = Offer::of(&cluster).await?.lack(&Chart::control_plane()?.values(&settings)?, "upgrade") {
+        bail!("{lack}");
     }
-    let certificates = if args.force { Certificates::Forced } else { Certificates::Kept };
-    current(&cluster, &args.values, certificates).await
+    Rendered::new(&cluster.namespace, &settings, if args.force { Certificates::Forced } else { Certificates::Kept })
 }
 
-/// The mesh of a cluster, rendered with this version's charts.
-async fn current(cluster: &Cluster, values: &ValueArgs, certificates: Certificates) -> Result<Rendered> {
+/// The settings of a cluster's mesh, and `values` on top of them.
+async fn settings(cluster: &Cluster, values: &ValueArgs) -> Result<Settings> {
     let mut base = cluster::overrides(cluster).await?;
     let scheme = base["identity"]["issuer"]["scheme"].as_str().unwrap_or("linkerd.io/tls");
     if scheme == "linkerd.io/tls" {
         let (certificate, key) = cluster::issuer(cluster).await?;
         chart::values::merge(&mut base, certificates::issuer_values(&certificate, &key));
     }
-    Rendered::new(&cluster.namespace, &values.settings(Some(base))?, certificates)
+    values.settings(Some(base)).await
 }
 
 /// `weft uninstall`.
@@ -274,7 +242,8 @@ pub(crate) async fn prune(args: PruneArgs) -> Result<ExitCode> {
 async fn stale(args: &PruneArgs) -> Result<Vec<Object>> {
     let cluster = args.cluster.cluster().await?;
     cluster::ours(&cluster::installed(&cluster).await?, &cluster, "helm upgrade")?;
-    let rendered = current(&cluster, &ValueArgs::default(), Certificates::Forced).await?;
+    let settings = settings(&cluster, &ValueArgs::default()).await?;
+    let rendered = Rendered::new(&cluster.namespace, &settings, Certificates::Forced)?;
     let same = |a: &Object, b: &Object| a.kind == b.kind && a.name == b.name && a.namespace == b.namespace;
     let mut stale = cluster::objects(&cluster).await?;
     stale.retain(|object| !rendered.objects().any(|known| same(known, object)));
@@ -331,15 +300,6 @@ fn gateway_api(known: &BTreeMap<String, Definition>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn definitions_that_lack_a_version_are_named() {
-        let of = |versions: &[&str]| versions.iter().map(|version| (*version).to_owned()).collect::<BTreeSet<_>>();
-        let map = |versions: &[&str]| BTreeMap::from([("a".to_owned(), of(versions))]);
-        assert_eq!(outdated(&map(&["v1", "v2"]), &map(&["v1"])), ["a does not serve v2"]);
-        assert!(outdated(&map(&["v1"]), &map(&["v1", "v2"])).is_empty());
-        assert!(outdated(&map(&["v1"]), &BTreeMap::new()).is_empty());
-    }
 
     fn object(kind: &str, namespace: Option<&str>, name: &str) -> Object {
         Object {

@@ -188,6 +188,23 @@ fn manifests_are_those_of_helm() {
     }
 }
 
+/// Null removes a value of the chart. For a name that the chart does not have it stays, and the schema refuses it.
+#[test]
+fn a_null_without_a_value_to_remove_is_refused_as_by_helm() {
+    let cluster = Cluster::from_env().unwrap();
+    let generated = Certificates::generate();
+    let file = generated.0.path().join("values.yaml");
+    fs::write(&file, "unknown: null\n").unwrap();
+    let values = ["--values".to_owned(), file.display().to_string()];
+    let settings: Vec<_> = values.into_iter().chain(generated.set()).collect();
+    let helm = ["template", "weft-control-plane", "charts/weft-control-plane", "--namespace", MESH];
+    let helm = Command::new("helm").args(helm).args(&settings).current_dir(Cluster::repository()).output().unwrap();
+    for failed in [helm, weft(&cluster, &["install", "--ignore-cluster"], &settings)] {
+        assert_eq!((failed.status.code(), failed.stdout.len()), (Some(1), 0));
+        assert!(errors(&failed).contains("unknown"), "{}", errors(&failed));
+    }
+}
+
 /// What helm refuses, with the same words.
 #[test]
 fn a_value_that_cannot_be_right_is_refused() {
@@ -250,6 +267,13 @@ fn an_installation_is_upgraded_pruned_and_removed() {
     kubectl(&["apply"], &installed);
     let said = errors(&run(&["install"]));
     assert!(said.contains("weft upgrade"), "{said}");
+
+    // Linkerd's extension has the component's namespace, too, with labels that `kubectl apply` would remove.
+    let viz = ["viz", "install", "--viz-namespace", "cli-install-viz"];
+    assert!(succeeded(&run(&viz)).contains("kind: Namespace\n"));
+    cluster.kubectl(&["create", "namespace", "cli-install-viz"]).unwrap();
+    assert!(!succeeded(&run(&viz)).contains("kind: Namespace\n"));
+    cluster.kubectl(&["delete", "namespace", "cli-install-viz", "--wait=false"]).unwrap();
 
     // Nothing has changed, so nothing does: neither certificates nor values.
     assert_eq!(succeeded(&run(&["upgrade"])), installed);

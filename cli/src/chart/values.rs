@@ -5,7 +5,7 @@ use std::{fs, iter::Peekable, str::Chars};
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Map, Value};
 
-use crate::manifest::document;
+use crate::manifest::{document, source::Source};
 
 /// Largest index of a list in `--set`, helm's bound.
 const LARGEST_INDEX: usize = 65_536;
@@ -16,7 +16,7 @@ pub(crate) struct Settings {
     /// Values that come before all others, such as those of the installation.
     pub(crate) base: Option<Value>,
     /// Files, in their order.
-    pub(crate) files: Vec<String>,
+    pub(crate) files: Vec<Source>,
     /// `--set`.
     pub(crate) set: Vec<String>,
     /// `--set-string`.
@@ -33,8 +33,7 @@ impl Settings {
     pub(crate) fn onto(&self, defaults: &Value) -> Result<Value> {
         let mut over = self.base.clone().unwrap_or_else(|| Value::Object(Map::new()));
         for file in &self.files {
-            let text = fs::read_to_string(file).with_context(|| file.clone())?;
-            merge(&mut over, parsed(&text).with_context(|| file.clone())?);
+            merge(&mut over, parsed(&file.text).with_context(|| file.name.to_string())?);
         }
         for (flag, settings) in
             [("--set", &self.set), ("--set-string", &self.set_string), ("--set-file", &self.set_file)]
@@ -44,7 +43,7 @@ impl Settings {
             }
         }
         let mut values = defaults.clone();
-        merge(&mut values, over);
+        overlay(&mut values, over);
         Ok(values)
     }
 }
@@ -61,22 +60,33 @@ pub(crate) fn parsed(text: &str) -> Result<Value> {
     }
 }
 
-/// Puts `over` into `values`, maps key by key. Null removes a value, as for helm.
+/// Puts `over` into `values`, maps key by key. A null is a value like others here: [`overlay`] reads it.
 pub(crate) fn merge(values: &mut Value, over: Value) {
-    let (Value::Object(known), Value::Object(over)) = (&mut *values, &over) else {
-        *values = over;
-        return;
-    };
-    for (key, value) in over {
-        match known.get_mut(key) {
-            _ if value.is_null() => {
-                known.remove(key);
-            }
-            Some(known) => merge(known, value.clone()),
-            None => {
-                known.insert(key.clone(), value.clone());
+    combine(values, over, false);
+}
+
+/// Puts `over` into a chart's values, maps key by key. As for helm, null removes a value of the chart; where the chart has
+/// none it stays, so that the schema refuses a name that does not exist (`helm:pkg/chartutil/coalesce.go`).
+pub(crate) fn overlay(values: &mut Value, over: Value) {
+    combine(values, over, true);
+}
+
+fn combine(values: &mut Value, over: Value, null_removes: bool) {
+    match (values, over) {
+        (Value::Object(known), Value::Object(over)) => {
+            for (key, value) in over {
+                match known.get_mut(&key) {
+                    Some(_) if null_removes && value.is_null() => {
+                        known.remove(&key);
+                    }
+                    Some(known) => combine(known, value, null_removes),
+                    None => {
+                        known.insert(key, value);
+                    }
+                }
             }
         }
+        (values, over) => *values = over,
     }
 }
 
@@ -255,17 +265,25 @@ mod tests {
 
     #[test]
     fn the_last_setting_wins_and_null_removes() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("values.yaml");
-        fs::write(&file, "a: {b: 2, c: 2}\nl: [9]\n").unwrap();
+        let text = "a: {b: 2, c: 2, d: null, e: null}\nl: [9]\n".to_owned();
         let settings = Settings {
             base: Some(json!({"a": {"b": 1, "d": 1}})),
-            files: vec![file.display().to_string()],
+            files: vec![Source { name: "values.yaml".into(), text }],
             set: vec!["a.c=3,gone=null".to_owned()],
             set_string: vec!["s=1".to_owned()],
             set_file: Vec::new(),
         };
-        let values = settings.onto(&json!({"a": {"b": 0, "e": 0}, "l": [1, 2], "gone": {"x": 1}})).unwrap();
-        assert_eq!(values, json!({"a": {"b": 2, "c": 3, "d": 1, "e": 0}, "l": [9], "s": "1"}));
+        let defaults = json!({"a": {"b": 0, "d": 0, "e": 0, "f": 0}, "l": [1, 2], "gone": {"x": 1}});
+        let values = settings.onto(&defaults).unwrap();
+        assert_eq!(values, json!({"a": {"b": 2, "c": 3, "f": 0}, "l": [9], "s": "1"}));
+    }
+
+    /// Otherwise no schema would refuse it.
+    #[test]
+    fn null_for_a_name_that_the_chart_does_not_have_stays() {
+        let settings =
+            Settings { base: Some(json!({"x": null, "a": {"y": null}, "b": {"z": null}})), ..Settings::default() };
+        let values = settings.onto(&json!({"a": {"c": 1}, "b": "text"})).unwrap();
+        assert_eq!(values, json!({"x": null, "a": {"c": 1, "y": null}, "b": {"z": null}}));
     }
 }

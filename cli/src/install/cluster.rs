@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context as _, Result, anyhow, bail};
 use k8s_openapi::{
     ByteString,
-    api::core::v1::{ConfigMap, Pod, Secret},
+    api::core::v1::{ConfigMap, Namespace, Pod, Secret},
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{
@@ -18,12 +18,12 @@ use weft_k8s_api::labels;
 use crate::{
     chart::values,
     cluster::{ANSWER, Cluster, HELM_RELEASE, within},
+    docs,
+    mesh::installed::{Installed, PART_OF},
 };
 
 /// The Secret in which `weft install` keeps what differs from the chart's values; Linkerd's name.
 pub(super) const OVERRIDES: &str = "linkerd-config-overrides";
-/// The label that all objects of the chart have.
-pub(super) const PART_OF: (&str, &str) = ("app.kubernetes.io/part-of", "weft");
 
 /// Kinds of objects in the chart: API version, kind, plural, whether they have namespaces.
 const KINDS: [(&str, &str, &str, bool); 20] = [
@@ -89,18 +89,6 @@ impl Object {
     }
 }
 
-/// What is in the namespace of a mesh.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Installed {
-    No,
-    /// By helm, in a release of this name.
-    ByHelm(String),
-    /// By `weft install | kubectl apply`.
-    ByUs,
-    /// By something else, such as Linkerd.
-    ByOthers,
-}
-
 /// Whether a mesh is installed, and by whom.
 pub(super) async fn installed(cluster: &Cluster) -> Result<Installed> {
     let namespace = &cluster.namespace;
@@ -112,15 +100,7 @@ pub(super) async fn installed(cluster: &Cluster) -> Result<Installed> {
             cluster.server
         )
     })?;
-    Ok(found.map_or(Installed::No, |found| by_whom(&found)))
-}
-
-fn by_whom(config: &ConfigMap) -> Installed {
-    if let Some(release) = config.annotations().get(HELM_RELEASE) {
-        return Installed::ByHelm(release.clone());
-    }
-    let ours = config.labels().get(PART_OF.0).is_some_and(|value| value == PART_OF.1);
-    if ours { Installed::ByUs } else { Installed::ByOthers }
+    Ok(Installed::of(found.as_ref()))
 }
 
 /// The overrides that were kept by the installation.
@@ -153,6 +133,13 @@ async fn secret(cluster: &Cluster, name: &str, key: &str) -> Result<Option<Strin
         return Ok(None);
     };
     String::from_utf8(bytes).map(Some).with_context(|| format!("{at}, data[{key:?}]: not text"))
+}
+
+/// Whether a namespace exists.
+pub(super) async fn has_namespace(cluster: &Cluster, name: &str) -> Result<bool> {
+    let found = within(ANSWER, Api::<Namespace>::all(cluster.client.clone()).get_metadata_opt(name)).await;
+    let found = found.map_err(|problem| anyhow!("Namespace {name} of {}: {problem}", cluster.server))?;
+    Ok(found.is_some())
 }
 
 /// Where a custom resource definition comes from.
@@ -269,7 +256,10 @@ pub(super) fn ours(installed: &Installed, cluster: &Cluster, helm: &str) -> Resu
             cluster.server
         ),
         Installed::ByHelm(release) => bail!("release {release} of namespace {namespace} belongs to helm: use `{helm}`"),
-        Installed::ByOthers => bail!("the mesh in namespace {namespace} is not Weft: use the tool that installed it"),
+        Installed::ByOthers => bail!(
+            "the mesh in namespace {namespace} is not Weft: use the tool that installed it; from Linkerd to Weft: {}",
+            docs::page("migration.md")
+        ),
     }
 }
 
@@ -297,19 +287,6 @@ mod tests {
             let (.., namespaced) = known.unwrap_or_else(|| panic!("{object:?}"));
             assert_eq!(object.namespace.is_some(), *namespaced, "{object:?}");
         }
-    }
-
-    #[test]
-    fn it_is_known_who_installed() {
-        let config = |metadata: serde_json::Value| -> ConfigMap {
-            serde_json::from_value(json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})).unwrap()
-        };
-        let ours = json!({"labels": {"app.kubernetes.io/part-of": "weft"}});
-        assert_eq!(by_whom(&config(ours.clone())), Installed::ByUs);
-        let mut helms = ours;
-        helms["annotations"] = json!({"meta.helm.sh/release-name": "weft-control-plane"});
-        assert_eq!(by_whom(&config(helms)), Installed::ByHelm("weft-control-plane".to_owned()));
-        assert_eq!(by_whom(&config(json!({"name": "linkerd-config"}))), Installed::ByOthers);
     }
 
     #[test]

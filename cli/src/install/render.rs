@@ -13,7 +13,7 @@ use weft_k8s_api::labels;
 
 use super::{
     certificates::{self, Given},
-    cluster::{OVERRIDES, Object, PART_OF},
+    cluster::{OVERRIDES, Object},
 };
 use crate::{
     chart::{
@@ -21,6 +21,7 @@ use crate::{
         values::{Settings, merge},
     },
     manifest::{self, ManifestFormat, document},
+    mesh::installed::PART_OF,
     output,
 };
 
@@ -184,6 +185,7 @@ fn overrides_manifest(namespace: &str, overrides: &Value) -> Result<Secret> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chart::values::overlay;
 
     #[test]
     fn overrides_are_what_differs() {
@@ -204,7 +206,7 @@ mod tests {
         let defaults = json!({"a": 1, "b": {"c": 2, "d": 4}, "l": [1], "gone": {"x": 1}});
         let values = json!({"a": 1, "b": {"c": 3, "d": 4}, "l": [2]});
         let mut merged = defaults.clone();
-        merge(&mut merged, difference(&values, &defaults).unwrap());
+        overlay(&mut merged, difference(&values, &defaults).unwrap());
         assert_eq!(merged, values);
         assert_eq!(difference(&defaults, &defaults), None);
     }

@@ -11,13 +11,14 @@ use crate::{
         values::{Settings, merge},
     },
     cluster::CONTROL_NAMESPACE,
+    manifest::source,
 };
 
 /// Values of a chart, by helm's options.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Values")]
 pub(super) struct HelmArgs {
-    /// A file of values; may be repeated
+    /// Values: a file, a URL, or - for standard input; may be repeated
     #[arg(short = 'f', long, value_name = "FILE")]
     pub(super) values: Vec<String>,
     /// A value, by its path in values.yaml; may be repeated
@@ -33,14 +34,17 @@ pub(super) struct HelmArgs {
 
 impl HelmArgs {
     /// What is set on top of `base`.
-    pub(super) fn settings(&self, base: Option<Value>) -> Settings {
-        Settings {
-            base,
-            files: self.values.clone(),
-            set: self.set.clone(),
-            set_string: self.set_string.clone(),
-            set_file: self.set_file.clone(),
+    ///
+    /// # Errors
+    /// When a file of values cannot be read.
+    pub(super) async fn settings(&self, base: Option<Value>) -> Result<Settings> {
+        source::check_stdin(&self.values)?;
+        let mut files = Vec::new();
+        for from in &self.values {
+            files.push(source::read_one(from).await?);
         }
+        let (set, set_string, set_file) = (self.set.clone(), self.set_string.clone(), self.set_file.clone());
+        Ok(Settings { base, files, set, set_string, set_file })
     }
 }
 
@@ -62,33 +66,35 @@ impl ValueArgs {
     ///
     /// # Errors
     /// When a file that a flag names cannot be read.
-    pub(super) fn settings(&self, base: Option<Value>) -> Result<Settings> {
+    pub(super) async fn settings(&self, base: Option<Value>) -> Result<Settings> {
         let chart = Chart::control_plane()?;
         let mut base = base.unwrap_or_else(|| json!({}));
         if self.ha {
             merge(&mut base, chart.high_availability()?);
         }
         self.linkerd.onto(&mut base, &chart.defaults()?)?;
-        Ok(self.helm.settings(Some(base)))
+        self.helm.settings(Some(base)).await
     }
 
     /// The custom resource definitions, by the values of their chart.
     ///
     /// # Errors
     /// When a flag has no meaning for them, or a value is none of that chart's.
-    pub(super) fn definitions(&self) -> Result<Vec<String>> {
+    pub(super) async fn definitions(&self) -> Result<Vec<String>> {
         const CHART: &str = "--crds has the values of the chart weft-crds";
         if let Some(flag) = self.ha.then_some("ha").or_else(|| self.linkerd.first()) {
             bail!("{CHART}, by --set or --values, such as installGatewayAPI=true: --{flag} is none of them");
         }
         let chart = Chart::definitions()?;
-        let values = chart.values(&self.helm.settings(None)).context(CHART)?;
+        let values = chart.values(&self.helm.settings(None).await?).context(CHART)?;
         chart.manifests(CONTROL_NAMESPACE, &values)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
     use super::*;
 
     fn set(values: &[&str]) -> ValueArgs {
@@ -96,10 +102,10 @@ mod tests {
         ValueArgs { helm: HelmArgs { set, ..HelmArgs::default() }, ..ValueArgs::default() }
     }
 
-    #[test]
-    fn high_availability_comes_before_what_is_set() {
+    #[tokio::test]
+    async fn high_availability_comes_before_what_is_set() {
         let args = ValueArgs { ha: true, ..set(&["proxy.logLevel=debug,controllerReplicas=5"]) };
-        let settings = args.settings(Some(json!({"clusterDomain": "mesh.example"}))).unwrap();
+        let settings = args.settings(Some(json!({"clusterDomain": "mesh.example"}))).await.unwrap();
         let values = Chart::control_plane().unwrap().values(&settings).unwrap();
         assert_eq!(values["controllerReplicas"], 5);
         assert_eq!(values["enablePodDisruptionBudget"], true);
@@ -107,25 +113,44 @@ mod tests {
         assert_eq!(values["proxy"]["logLevel"], "debug");
     }
 
-    #[test]
-    fn the_definitions_have_values_of_their_own() {
+    #[tokio::test]
+    async fn the_definitions_have_values_of_their_own() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("values.yaml");
         std::fs::write(&file, "enableTlsRoutes: true\n").unwrap();
         let mut args = set(&["enableTcpRoutes=true"]);
         args.helm.values.push(file.display().to_string());
-        let count = |args: &ValueArgs| {
-            let texts = args.definitions().unwrap();
-            texts.iter().filter(|text| text.contains(".gateway.networking.k8s.io\n")).count()
-        };
-        assert_eq!((count(&args), count(&set(&[]))), (2, 0));
-        let refused = |args: &ValueArgs| format!("{:#}", args.definitions().unwrap_err());
-        assert!(
-            refused(&set(&["proxy.logLevel=info"])).contains("proxy"),
-            "{}",
-            refused(&set(&["proxy.logLevel=info"]))
-        );
+        for (args, count) in [(args, 2), (set(&[]), 0)] {
+            let texts = args.definitions().await.unwrap();
+            assert_eq!(texts.iter().filter(|text| text.contains(".gateway.networking.k8s.io\n")).count(), count);
+        }
         let ha = ValueArgs { ha: true, ..ValueArgs::default() };
-        assert!(refused(&ha).contains("--ha"), "{}", refused(&ha));
+        for (args, word) in [(set(&["proxy.logLevel=info"]), "proxy"), (ha, "--ha")] {
+            let refused = format!("{:#}", args.definitions().await.unwrap_err());
+            assert!(refused.contains(word), "{refused}");
+        }
+    }
+
+    #[tokio::test]
+    async fn values_come_from_a_url_too_and_from_standard_input_once() {
+        let of = |files: &[&str]| {
+            let values = files.iter().map(|file| (*file).to_owned()).collect();
+            HelmArgs { values, ..HelmArgs::default() }
+        };
+        let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/values.yaml", server.local_addr().unwrap());
+        let serve = async {
+            let (mut stream, _) = server.accept().await.unwrap();
+            let mut request = [0; 4096];
+            stream.read(&mut request).await.unwrap();
+            let answer = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 5\r\n\r\na: 1\n";
+            stream.write_all(answer).await.unwrap();
+        };
+        let args = of(&[&url]);
+        let (settings, ()) = tokio::join!(args.settings(None), serve);
+        assert_eq!(settings.unwrap().onto(&json!({"a": 0})).unwrap(), json!({"a": 1}));
+        let refused = of(&["-", "-"]).settings(None).await.unwrap_err();
+        assert!(refused.to_string().contains("standard input"), "{refused}");
+        assert!(format!("{:#}", of(&["nowhere.yaml"]).settings(None).await.unwrap_err()).contains("nowhere.yaml"));
     }
 }

@@ -8,9 +8,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::{
-    API_SERVER,
-    cluster::{self, Installed},
-    print,
+    API_SERVER, cluster, print,
     render::{Rendered, yaml},
     values::HelmArgs,
 };
@@ -22,6 +20,7 @@ use crate::{
     component::{NAMESPACE, SELECTOR},
     dashboard::{self, DashboardArgs},
     manifest::ManifestFormat,
+    mesh::installed::Installed,
     output::{self, progress},
     viz::{self, EdgesArgs, InboundArgs, OutboundArgs, RoutesArgs, StatArgs, TapArgs, TopArgs, Verb},
 };
@@ -145,16 +144,18 @@ async fn read(verb: Verb) -> Result<ExitCode> {
 }
 
 async fn install(args: InstallArgs) -> Result<ExitCode> {
-    if !args.ignore_cluster {
-        progress::during(API_SERVER, ready_for(&args.cluster)).await?;
-    }
-    output::raw(&rendered(&args.viz_namespace, &args.helm.settings(None))?.text(args.output)?)?;
+    let settings = args.helm.settings(None).await?;
+    let is_new = match args.ignore_cluster {
+        true => true,
+        false => progress::during(API_SERVER, lacks_namespace(&args)).await?,
+    };
+    output::raw(&rendered(&args.viz_namespace, &settings, is_new)?.text(args.output)?)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether a cluster can take the component.
-async fn ready_for(cluster: &ClusterArgs) -> Result<()> {
-    let cluster = cluster.cluster().await?;
+/// Whether the namespace has to be made in a cluster that can take the component.
+async fn lacks_namespace(args: &InstallArgs) -> Result<bool> {
+    let cluster = args.cluster.cluster().await?;
     if cluster::installed(&cluster).await? == Installed::No {
         bail!(
             "no mesh is installed in namespace {}: the component needs one (`weft install`, or another namespace with -L); \
@@ -162,13 +163,17 @@ async fn ready_for(cluster: &ClusterArgs) -> Result<()> {
             cluster.namespace
         );
     }
-    Ok(())
+    Ok(!cluster::has_namespace(&cluster, &args.viz_namespace).await?)
 }
 
-fn rendered(namespace: &str, settings: &Settings) -> Result<Rendered> {
+/// A namespace that exists is left out, as by `uninstall`: Linkerd's extension has the same one, with labels of its own, and
+/// `kubectl apply` would take those away that are not in the manifest.
+fn rendered(namespace: &str, settings: &Settings, is_new: bool) -> Result<Rendered> {
     let chart = Chart::viz()?;
     let mut texts = chart.manifests(namespace, &chart.values(settings)?)?;
-    texts.push(yaml(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}))?);
+    if is_new {
+        texts.push(yaml(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}))?);
+    }
     Rendered::of(texts)
 }
 
@@ -192,7 +197,7 @@ mod tests {
         let everything =
             "podMonitor.enabled=true,podDisruptionBudget.enabled=true,clients[0].name=a,clients[0].namespace=b";
         let settings = Settings { set: vec![everything.to_owned()], ..Settings::default() };
-        let documents = rendered("viz", &settings).unwrap().documents;
+        let documents = rendered("viz", &settings, true).unwrap().documents;
         assert_eq!(documents[0].1.kind, "Namespace");
         for (text, object) in &documents[1..] {
             let value = document::parse_yaml(text).unwrap();
@@ -201,6 +206,8 @@ mod tests {
             let listed = KINDS.iter().any(|(version, kind, ..)| *version == object.api_version && *kind == object.kind);
             assert!(listed || cluster::is_listed(object), "{object:?}");
         }
+        let again = rendered("viz", &settings, false).unwrap();
+        assert!(again.objects().eq(documents[1..].iter().map(|(_, object)| object)));
         for kind in ["Deployment", "Server", "AuthorizationPolicy", "PodMonitor", "PodDisruptionBudget"] {
             assert!(documents.iter().any(|(_, object)| object.kind == kind), "{kind}");
         }
@@ -208,7 +215,7 @@ mod tests {
 
     #[test]
     fn without_clients_nobody_may_connect_through_the_mesh() {
-        let documents = rendered("viz", &Settings::default()).unwrap().documents;
+        let documents = rendered("viz", &Settings::default(), true).unwrap().documents;
         let kinds: Vec<&str> = documents.iter().map(|(_, object)| object.kind.as_str()).collect();
         assert!(kinds.contains(&"Server") && !kinds.contains(&"AuthorizationPolicy"), "{kinds:?}");
     }
@@ -216,7 +223,7 @@ mod tests {
     #[test]
     fn a_value_that_the_schema_refuses_is_named() {
         let settings = Settings { set: vec!["scrapeIntervall=5s".to_owned()], ..Settings::default() };
-        let error = rendered("viz", &settings).unwrap_err().to_string();
+        let error = rendered("viz", &settings, true).unwrap_err().to_string();
         assert!(error.contains("scrapeIntervall"), "{error}");
     }
 }

@@ -13,6 +13,7 @@ use http::Uri;
 use super::download;
 
 /// A text, and the name to call it by.
+#[derive(Clone, Debug)]
 pub(crate) struct Source {
     /// File, URL or `standard input`.
     pub(crate) name: Arc<str>,
@@ -25,22 +26,39 @@ pub(crate) struct Source {
 /// # Errors
 /// When one of them cannot be read; the error names it.
 pub(crate) async fn read(from: &str) -> Result<Vec<Source>> {
-    if from == "-" {
-        let mut text = String::new();
-        io::stdin().read_to_string(&mut text).context("standard input")?;
-        return Ok(vec![Source { name: "standard input".into(), text }]);
-    }
-    if let Some(url) = url(from)? {
-        let text = download::get(url).await?;
-        return Ok(vec![Source { name: from.into(), text }]);
-    }
     let path = Path::new(from);
-    let found = fs::metadata(path).with_context(|| format!("{from}: expected a file, a folder, a URL, or -"))?;
-    let paths = if found.is_dir() { files(path)? } else { vec![path.to_owned()] };
+    if !path.is_dir() {
+        return Ok(vec![read_one(from).await?]);
+    }
+    let paths = files(path)?;
     if paths.is_empty() {
         bail!("{from}: this folder has no files with names that end in .yaml, .yml or .json");
     }
     paths.iter().map(|path| file(path)).collect()
+}
+
+/// Reads `-`, a file or a URL.
+///
+/// # Errors
+/// When it cannot be read; the error names it.
+pub(crate) async fn read_one(from: &str) -> Result<Source> {
+    if from == "-" {
+        let mut text = String::new();
+        io::stdin().read_to_string(&mut text).context("standard input")?;
+        return Ok(Source { name: "standard input".into(), text });
+    }
+    match url(from)? {
+        Some(url) => Ok(Source { name: from.into(), text: download::get(url).await? }),
+        None => file(Path::new(from)),
+    }
+}
+
+/// Refuses standard input that is named twice: it would be empty the second time.
+pub(crate) fn check_stdin(all: &[String]) -> Result<()> {
+    if all.iter().filter(|from| *from == "-").count() > 1 {
+        bail!("standard input can be read once: - is given more than once");
+    }
+    Ok(())
 }
 
 fn url(from: &str) -> Result<Option<Uri>> {

@@ -1,6 +1,7 @@
 //! Every flag of the table, rendered.
 
 use clap::Parser;
+use futures::FutureExt as _;
 
 use super::{super::values::ValueArgs, *};
 use crate::chart::{
@@ -29,7 +30,9 @@ struct Rendered {
 
 fn rendered(arguments: &[&str]) -> Result<Rendered> {
     let chart = Chart::control_plane()?;
-    let values = chart.values(&parsed(arguments)?.settings(Some(certificates()))?)?;
+    // Nothing is downloaded, so it is ready at once.
+    let settings = parsed(arguments)?.settings(Some(certificates())).now_or_never().unwrap()?;
+    let values = chart.values(&settings)?;
     let (config, others) = apart(chart.manifests("mesh", &values)?);
     Ok(Rendered { others, config, notes: chart.meaningless("mesh", &values)?, values })
 }
@@ -141,6 +144,7 @@ fn flags_are_linkerds() {
     assert_eq!(value(&ports, "/proxyInit/ignoreInboundPorts"), "22,80-81,99");
     assert_eq!(value(&["--opaque-ports", "25"], "/proxy/opaquePorts"), "25");
     assert_eq!(value(&["--disable-h2-upgrade=false"], "/enableH2Upgrade"), true);
+    assert_eq!(value(&["--disable-h2-upgrade=F"], "/enableH2Upgrade"), true);
     assert_eq!(value(&["--identity-external-issuer=false"], "/identity/issuer/scheme"), "linkerd.io/tls");
     assert_eq!(value(&["-v", "edge"], "/proxy/image/version"), "edge");
     assert_eq!(value(&["--proxy-gid", "-1"], "/proxy/gid"), -1);
