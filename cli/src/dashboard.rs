@@ -96,11 +96,20 @@ pub(crate) async fn execute(args: DashboardArgs) -> Result<()> {
     }
 }
 
-/// The program that opens addresses on this system.
+/// The program that opens addresses on a system, and its arguments before the address.
+fn opener(system: &str) -> (&'static str, &'static [&'static str]) {
+    match system {
+        "macos" => ("open", &[]),
+        // The first argument in quotes would be a window's title.
+        "windows" => ("cmd", &["/C", "start", ""]),
+        _ => ("xdg-open", &[]),
+    }
+}
+
 fn open_browser(url: &str) -> Result<()> {
-    let program = if cfg!(target_os = "macos") { "open" } else { "xdg-open" };
+    let (program, arguments) = opener(std::env::consts::OS);
     let mut command = Command::new(program);
-    command.arg(url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.args(arguments).arg(url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.spawn().with_context(|| format!("run {program}")).map(drop)
 }
 
@@ -261,5 +270,18 @@ impl<'a> From<&'a Pod> for PodRow<'a> {
             addresses: &pod.addresses,
             service_account: &pod.service_account,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_system_has_a_program_that_opens_addresses() {
+        assert_eq!(opener("linux"), ("xdg-open", &[][..]));
+        assert_eq!(opener("macos"), ("open", &[][..]));
+        // Without the empty title `start` would take a quoted address for one.
+        assert_eq!(opener("windows"), ("cmd", &["/C", "start", ""][..]));
     }
 }

@@ -73,7 +73,7 @@ pub(crate) struct UpgradeArgs {
     /// Print the custom resource definitions instead, which come first
     #[arg(long)]
     crds: bool,
-    /// Also with certificates that proxies would not trust
+    /// Upgrade even if proxies would not trust the certificates
     #[arg(long)]
     force: bool,
     #[command(flatten)]

@@ -52,7 +52,7 @@ pub(crate) struct TraceArgs {
     /// Only pods of this namespace [default: all; for a RESOURCE in a cluster, the context's]
     #[arg(short, long)]
     namespace: Option<String>,
-    /// Pods of all namespaces, which is what happens without RESOURCE anyway
+    /// Pods of all namespaces (the default without RESOURCE)
     #[arg(short = 'A', long, conflicts_with_all = ["namespace", "resource"])]
     all_namespaces: bool,
     /// Only the pod with this name, as RESOURCE
@@ -76,7 +76,7 @@ pub(crate) struct TraceArgs {
     /// Also show when the proxy, or the application, accepts a connection, and how long after the decision
     #[arg(long)]
     accepted: bool,
-    /// End after so many events
+    /// Exit after N events
     #[arg(long, value_name = "N")]
     count: Option<NonZeroU64>,
     /// End after this time, such as 30s or 5m

@@ -24,7 +24,7 @@ pub(super) struct HelmArgs {
     /// A value, by its path in values.yaml; may be repeated
     #[arg(long, value_name = "PATH=VALUE")]
     pub(super) set: Vec<String>,
-    /// A value that is text, whatever it looks like
+    /// A value to set as a string
     #[arg(long, value_name = "PATH=VALUE")]
     pub(super) set_string: Vec<String>,
     /// A value from a file
@@ -52,7 +52,7 @@ impl HelmArgs {
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Values")]
 pub(super) struct ValueArgs {
-    /// Three replicas of everything, requests of resources, webhooks that fail closed
+    /// High availability: three replicas, resource requests, webhooks that fail closed
     #[arg(long)]
     pub(super) ha: bool,
     #[command(flatten)]

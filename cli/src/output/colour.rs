@@ -176,7 +176,7 @@ fn tone(column: &str, cell: &str) -> Option<Tone> {
     }
 }
 
-/// `1/2`: none of some is bad, fewer than all is worth a look.
+/// `0/n` is an error, fewer than all a warning.
 fn part(cell: &str) -> Option<Tone> {
     let (some, all) = cell.split_once('/')?;
     let (some, all) = (some.parse::<u64>().ok()?, all.parse::<u64>().ok()?);

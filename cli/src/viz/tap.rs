@@ -55,7 +55,7 @@ pub(crate) struct TapArgs {
     /// Also show the verdicts of the kernel about each connection
     #[arg(long)]
     kernel: bool,
-    /// End after so many requests
+    /// Exit after N events
     #[arg(long, value_name = "N")]
     count: Option<NonZeroU64>,
     /// Output format: wide adds what both ends belong to and the route; json is one object a line, with headers, yaml one a document; jsonpath is what
@@ -77,10 +77,10 @@ pub(super) struct FilterArgs {
     /// Only requests with this method
     #[arg(long, default_value = "", hide_default_value = true)]
     method: String,
-    /// Only requests whose authority begins so
+    /// Only requests whose authority has this prefix
     #[arg(long, default_value = "", hide_default_value = true)]
     authority: String,
-    /// Only requests whose path begins so
+    /// Only requests whose path has this prefix
     #[arg(long, default_value = "", hide_default_value = true)]
     path: String,
     /// Only requests with this scheme: http or https
