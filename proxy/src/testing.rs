@@ -1,6 +1,7 @@
 //! What tests of every part need: servers on loopback, waiting for what comes later, the log, and processes of their own.
 
 use std::{
+    fmt::Display,
     io,
     net::SocketAddr,
     process::Command,
@@ -59,9 +60,14 @@ pub(crate) fn unused_addr() -> SocketAddr {
 
 /// Waits until a condition holds; `what` says which one if it does not within half a minute.
 pub(crate) async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    settled(async || if holds() { Ok(()) } else { Err(what) }).await;
+}
+
+/// Waits until a check succeeds; its last error says what is wrong if it does not within half a minute.
+pub(crate) async fn settled<E: Display>(mut check: impl AsyncFnMut() -> Result<(), E>) {
     let deadline = Instant::now() + Duration::from_secs(30);
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what}");
+    while let Err(wrong) = check().await {
+        assert!(Instant::now() < deadline, "{wrong}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

@@ -37,7 +37,7 @@ use super::{
 use crate::{
     config::Config,
     policy::testing::{anybody, authz, detecting, http_only, only, opaque},
-    testing::{serve_each, tcp_pair},
+    testing::{serve_each, settled, tcp_pair},
     transport_header::{ALPN, SessionProtocol, TransportHeader},
 };
 

@@ -61,7 +61,7 @@ use crate::{
     inbound::testing::{self, Mesh},
     listen,
     shared::Shared,
-    testing::{eventually, serve_each, unused_addr},
+    testing::{eventually, serve_each, settled, unused_addr},
     transport_header::SessionProtocol,
 };
 

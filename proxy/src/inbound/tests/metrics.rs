@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use futures::StreamExt as _;
 use http_body_util::StreamBody;
 use hyper::body::Frame;
-use tokio::time::Instant;
 use weft_proto::linkerd::{
     inbound::{
         GrpcRoute, Server, grpc_route,
@@ -34,16 +33,11 @@ fn server(world: &World) -> String {
 
 /// Waits until the metrics are as they should be.
 pub(super) async fn eventually(world: &World, are_right: impl Fn(&str) -> bool) {
-    settled(world, |text| if are_right(text) { Ok(()) } else { Err(text.to_owned()) }).await;
-}
-
-/// The same, where an error says what is wrong.
-async fn settled(world: &World, check: impl Fn(&str) -> Result<(), String>) {
-    let deadline = Instant::now() + Duration::from_secs(5);
-    while let Err(wrong) = check(&scrape(world)) {
-        assert!(Instant::now() < deadline, "{wrong}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    settled(async || {
+        let text = scrape(world);
+        if are_right(&text) { Ok(()) } else { Err(text) }
+    })
+    .await;
 }
 
 pub(super) fn scrape(world: &World) -> String {
@@ -58,11 +52,12 @@ pub(super) fn scrape(world: &World) -> String {
 pub(super) async fn expect(world: &World, name: &str, expected: &[(&str, u64)]) {
     let expected: BTreeSet<_> = expected.iter().map(|(labels, value)| format!("{name}{{{labels}}} {value}")).collect();
     let begin = format!("{name}{{");
-    let check = |text: &str| {
+    settled(async || {
+        let text = scrape(world);
         let lines: BTreeSet<_> = text.lines().filter(|line| line.starts_with(&begin)).map(str::to_owned).collect();
         if lines == expected { Ok(()) } else { Err(format!("{name} has\n{lines:#?}\ninstead of\n{expected:#?}")) }
-    };
-    settled(world, check).await;
+    })
+    .await;
 }
 
 fn parent(world: &World) -> String {

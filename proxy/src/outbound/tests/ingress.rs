@@ -111,12 +111,11 @@ async fn a_name_that_becomes_known_is_served() {
     let proxy = Proxy::start_with(unused_addr(), Control::default(), ingress, true).await;
     assert_eq!(proxy.http1().await.send_request(naming(WEB)).await.unwrap().status(), StatusCode::BAD_GATEWAY);
     serve(&proxy.control, WEB, application("web").await);
-    let served = async {
-        while proxy.http1().await.send_request(naming(WEB)).await.unwrap().status() != StatusCode::OK {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(10), served).await.expect("never served");
+    settled(async || {
+        let status = proxy.http1().await.send_request(naming(WEB)).await.unwrap().status();
+        if status == StatusCode::OK { Ok(()) } else { Err(format!("still {status}")) }
+    })
+    .await;
 }
 
 #[tokio::test]

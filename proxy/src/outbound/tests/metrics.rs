@@ -87,11 +87,11 @@ fn lines(proxy: &Proxy, name: &str) -> BTreeSet<String> {
 /// Waits until the metrics have these lines of a name and no others.
 async fn expect(proxy: &Proxy, name: &str, expected: &[(&str, u64)]) {
     let expected: BTreeSet<_> = expected.iter().map(|(labels, value)| format!("{name}{{{labels}}} {value}")).collect();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while lines(proxy, name) != expected {
-        assert!(Instant::now() < deadline, "{name} has\n{:#?}\ninstead of\n{expected:#?}", lines(proxy, name));
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    settled(async || {
+        let found = lines(proxy, name);
+        if found == expected { Ok(()) } else { Err(format!("{name} has\n{found:#?}\ninstead of\n{expected:#?}")) }
+    })
+    .await;
 }
 
 async fn proxy(policy: OutboundPolicy, scripts: &[&Script], change: impl FnOnce(&mut Config)) -> Proxy {
@@ -301,11 +301,11 @@ async fn timeouts_of_attempts_resets_and_answers_of_policy_are_told_apart() {
             assert!(response.frame().await.unwrap().is_err());
         }
     }
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while metric(&reset, "outbound_http_route_request_statuses_total") < 4 {
-        assert!(Instant::now() < deadline, "{}", reset.scrape());
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    settled(async || {
+        let all = metric(&reset, "outbound_http_route_request_statuses_total") >= 4;
+        if all { Ok(()) } else { Err(reset.scrape()) }
+    })
+    .await;
     for labels in [
         r#"http_status="",error="CANCEL""#,
         r#"http_status="",error="ENHANCE_YOUR_CALM""#,
@@ -412,10 +412,11 @@ async fn a_balancer_that_fails_fast_has_its_gate_shut() {
     expect(&proxy, &gate("open"), &[(&labels, 1)]).await;
     let script = Script::default();
     proxy.control.update(SERVICE, add(vec![endpoint(script.listen().await, None)]));
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while read(proxy.get("/").await).await != 200 {
-        assert!(Instant::now() < deadline, "the endpoint is not used");
-    }
+    settled(async || {
+        let status = read(proxy.get("/").await).await;
+        if status == 200 { Ok(()) } else { Err(format!("{status}: the endpoint is not used")) }
+    })
+    .await;
     expect(&proxy, &gate("open"), &[(&labels, 2)]).await;
     expect(&proxy, &gate("shut"), &[(&labels, 1)]).await;
     let shut_time = format!("outbound_http_balancer_queue_gate_shut_time_seconds{{{labels}}} 0.0");
@@ -462,11 +463,7 @@ async fn a_response_has_its_latency_when_its_body_begins() {
     assert_eq!(metric(&proxy, "response_latency_ms_count"), 1);
     assert_eq!(metric(&proxy, "response_total"), 0, "it goes on");
     drop(response);
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while metric(&proxy, "response_total") == 0 {
-        assert!(Instant::now() < deadline, "the end of the response is not counted");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    eventually("the end of the response is counted", || metric(&proxy, "response_total") > 0).await;
     assert_eq!(metric(&proxy, "response_latency_ms_count"), 1);
 }
 
