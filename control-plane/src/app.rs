@@ -29,7 +29,7 @@ use weft_k8s_api::labels;
 use weft_proto::linkerd::identity::identity_server::IdentityServer;
 use weft_runtime::{
     admin::Admin,
-    drain, files,
+    drain, dumpable, files,
     metrics::Metrics,
     readiness::Readiness,
     server::{Limits, RequestBody, Server},
@@ -75,6 +75,8 @@ pub(crate) fn main(command: &RunCommand, log: &LogArgs) -> anyhow::Result<()> {
     if let Err(error) = files::raise_limit() {
         tracing::warn!(%error, "the limit on open files cannot be raised");
     }
+    // Before a key is read.
+    dumpable::forbid().context("keep other processes out of this one")?;
     weft_tls::install_crypto_provider();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
     runtime.block_on(async {

@@ -41,6 +41,8 @@ mod transport_header;
 
 use std::process::ExitCode;
 
+use weft_runtime::dumpable;
+
 use crate::config::Config;
 
 /// EX_USAGE of sysexits.h, with which Linkerd's proxy exits on invalid settings.
@@ -85,6 +87,11 @@ pub fn main() -> ExitCode {
             complain(&format!("unexpected argument {other}: settings are environment variables, see --help"));
             return ExitCode::from(EXIT_USAGE);
         }
+    }
+    // Before a key or a token is read.
+    if let Err(error) = dumpable::forbid() {
+        complain(&format!("cannot keep other processes out of this one: {error}"));
+        return ExitCode::FAILURE;
     }
     let config = match Config::parse(&|name| std::env::var(name).ok()) {
         Ok(config) => config,

@@ -6,11 +6,18 @@
 
 use std::{
     collections::BTreeSet,
+    fs, io,
+    os::unix::{fs::MetadataExt as _, process::CommandExt as _},
     process::Command,
+    thread,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use nix::libc;
+use rustix::{
+    process::{Gid, Pid, PidfdFlags, PidfdGetfdFlags, Uid, pidfd_getfd, pidfd_open},
+    thread::{set_thread_gid, set_thread_groups, set_thread_uid},
+};
 use serde_json::Value;
 use weft_examples::client::{Probe, Report};
 use weft_proto::agent::{Direction, WatchRequest};
@@ -352,6 +359,59 @@ fn a_pod_that_is_not_meshed_notices_nothing() {
         .await;
         let status = mesh.agent().await.unwrap().status().await.unwrap();
         assert!(agent::verdicts(&status, Direction::Outbound, REDIRECT) > 0, "the meshed pod's were counted");
+    });
+}
+
+/// The process of a pod's proxy, and its user and group.
+fn proxy_of(pod: &Pod) -> (i32, u32, u32) {
+    let netns = fs::metadata(&pod.netns).unwrap().ino();
+    let processes =
+        fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
+    let proxy = |pid: i32| {
+        let process = format!("/proc/{pid}");
+        let inside = fs::metadata(format!("{process}/ns/net")).is_ok_and(|namespace| namespace.ino() == netns);
+        let status = fs::read_to_string(format!("{process}/status")).ok().filter(|_| inside)?;
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next();
+        let is_proxy = field("Name:") == Some("weft-proxy");
+        let id = |name: &str| field(name).and_then(|id| id.parse().ok()).filter(|_| is_proxy);
+        Some((pid, id("Uid:")?, id("Gid:")?))
+    };
+    processes.into_iter().find_map(proxy).unwrap_or_else(|| panic!("no proxy in {}", pod.name))
+}
+
+/// What a process of another one's user may have of it: a descriptor, its files, its environment.
+fn loot(pid: i32) -> [Result<(), Option<i32>>; 3] {
+    let process = format!("/proc/{pid}");
+    let descriptor = pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty())
+        .and_then(|process| pidfd_getfd(process, 0, PidfdGetfdFlags::empty()));
+    let files = fs::read_dir(format!("{process}/root/"));
+    let environment = fs::read(format!("{process}/environ"));
+    [descriptor.map(drop).map_err(io::Error::from), files.map(drop), environment.map(drop)]
+        .map(|result| result.map_err(|error| error.raw_os_error()))
+}
+
+/// As in a pod whose containers share their processes: the kernel asks for the user and the group, and for nothing else.
+#[test]
+fn a_process_of_the_proxys_user_does_not_get_into_the_proxy() {
+    MESH.test(async |mesh| {
+        let name = mesh.pod_of("shop", "web").await.unwrap();
+        let (proxy, uid, gid) = proxy_of(&mesh.pod("shop", &name).await.unwrap());
+        let mut another = Command::new("sleep").arg("600").uid(uid).gid(gid).spawn().unwrap();
+        let pids = [proxy, i32::try_from(another.id()).unwrap()];
+        let thief = thread::spawn(move || {
+            set_thread_groups(&[]).unwrap();
+            set_thread_gid(Gid::from_raw(gid)).unwrap();
+            set_thread_uid(Uid::from_raw(uid)).unwrap();
+            pids.map(loot)
+        });
+        let loot = thief.join();
+        another.kill().and_then(|()| another.wait()).unwrap();
+        let [of_proxy, of_another] = loot.unwrap();
+        assert_eq!(of_another, [Ok(()); 3], "such a process could never get into another");
+        assert_eq!(of_proxy, [libc::EPERM, libc::EACCES, libc::EACCES].map(|errno| Err(Some(errno))));
+        // The proxy itself may.
+        let metrics = mesh.metrics("shop", &name).await.unwrap();
+        assert!(metrics.sum("process_open_fds", &[]) > 0.0);
     });
 }
 
