@@ -204,12 +204,6 @@ async fn clients_that_stall_are_closed_at_every_stage() {
 }
 
 #[tokio::test]
-async fn http2_clients_that_answer_no_ping_are_closed() {
-    let (addr, _drain) = start(Limits { ping: SHORT, ..Limits::GRPC }).await;
-    until_closed(sent(addr, PREFACE).await).await;
-}
-
-#[tokio::test]
 async fn request_bodies_are_bounded_over_all_connections() {
     let (addr, _drain) = start(Limits { held_bytes: 10_000, ..Limits::WEBHOOK }).await;
     let mut greedy = sent(addr, b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999\r\n\r\n").await;
@@ -343,6 +337,20 @@ async fn ask(mut requests: SendRequest<Full<Bytes>>) -> Result<Bytes, hyper::Err
     requests.ready().await?;
     let request = Request::post("http://x/").body(Full::new(Bytes::from_static(&[b'x'; 100]))).unwrap();
     Ok(requests.send_request(request).await?.into_body().collect().await?.to_bytes())
+}
+
+#[tokio::test(start_paused = true)]
+async fn http2_clients_that_answer_no_ping_are_closed() {
+    // No other deadline ends during the test.
+    let ping = Limits::GRPC.ping;
+    let busy = Busy::new(Limits { begin: 100 * ping, ..Limits::GRPC }, false);
+    let (mut silent, closed) = busy.serve(1);
+    silent.write_all(PREFACE).await.unwrap();
+    let (_answers_pings, open) = busy.http2(2).await;
+    let closed = timeout(3 * ping, closed).await.expect("the server closes the connection of a client that is gone");
+    closed.unwrap().unwrap_err();
+    sleep(3 * ping).await;
+    assert!(!open.is_finished(), "a client that answers pings keeps its connection");
 }
 
 #[tokio::test(start_paused = true)]
