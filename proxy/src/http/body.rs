@@ -125,11 +125,12 @@ impl Body {
         }
     }
 
-    /// Ready when a request's body is being sent again, from its beginning, so that nothing more of this one is needed.
+    /// Ready when nothing more of a request's body is needed: it is being sent again, from its beginning, or the time of
+    /// its response is over.
     pub(crate) fn poll_superseded(&self, cx: &Context<'_>) -> Poll<()> {
         match self {
             Self::Replay(body) => body.poll_superseded(cx),
-            Self::Reporting(reporting) => reporting.body.poll_superseded(cx),
+            Self::Reporting(reporting) => reporting.poll_superseded(cx),
             _ => Poll::Pending,
         }
     }

@@ -30,6 +30,10 @@ struct Watched {
     deadlines: Deadlines,
     /// The task with the timer: the end of the request, which another task may send, begins the response's time.
     waiting: Option<Waker>,
+    /// What has expired of the response's body.
+    over: Option<Expired>,
+    /// The task that sends the request's body.
+    sending: Option<Waker>,
 }
 
 /// A request's body that reports its progress.
@@ -63,7 +67,7 @@ struct Timer(Option<Pin<Box<Sleep>>>);
 impl Clock {
     /// Shares deadlines.
     pub(crate) fn new(deadlines: Deadlines) -> Self {
-        Self(Arc::new(Mutex::new(Watched { deadlines, waiting: None })))
+        Self(Arc::new(Mutex::new(Watched { deadlines, waiting: None, over: None, sending: None })))
     }
 
     /// The request's body, whose progress is reported. An empty body has been sent already.
@@ -101,8 +105,8 @@ impl Clock {
         Body::Timed(Box::new(Timed { rest, clock: self, watchdog: None }))
     }
 
-    /// Drops what is left of a response's body when something has expired, whether or not the client reads: its stream
-    /// is reset, and its place on the connection is free.
+    /// Drops what is left of a response's body when something has expired, whether or not the client reads, and ends the
+    /// request's: the stream is reset, and its place on the connection is free.
     async fn enforce(self, rest: Weak<Mutex<Rest>>) {
         let mut timer = Timer::default();
         let expired = std::future::poll_fn(|cx| timer.poll_expired(&self.0, cx)).await;
@@ -110,6 +114,11 @@ impl Clock {
         let before = std::mem::replace(&mut *rest.lock(), Rest::Expired(expired));
         if let Rest::Open(_, Some(reader)) = before {
             reader.wake();
+        }
+        let mut watched = self.0.lock();
+        watched.over = Some(expired);
+        if let Some(sending) = watched.sending.take() {
+            sending.wake();
         }
     }
 }
@@ -120,10 +129,29 @@ impl Reporting {
         &self.clock
     }
 
+    /// Ready when nothing more of the body is needed.
+    pub(super) fn poll_superseded(&self, cx: &Context<'_>) -> Poll<()> {
+        {
+            let mut watched = self.clock.0.lock();
+            if watched.over.is_some() {
+                return Poll::Ready(());
+            }
+            watched.sending = Some(cx.waker().clone());
+        }
+        self.body.poll_superseded(cx)
+    }
+
     pub(super) fn poll_inner(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let frame = std::task::ready!(self.body.poll_inner(cx));
+        let polled = self.body.poll_inner(cx);
         let now = Instant::now();
         let mut watched = self.clock.0.lock();
+        if let Some(expired) = watched.over {
+            return Poll::Ready(Some(Err(BodyError::Expired(expired))));
+        }
+        let Poll::Ready(frame) = polled else {
+            watched.sending = Some(cx.waker().clone());
+            return Poll::Pending;
+        };
         if matches!(frame, None | Some(Err(_))) || self.body.is_end_stream() {
             watched.deadlines.request_sent(now);
             if let Some(waiting) = watched.waiting.take() {
@@ -307,6 +335,24 @@ mod tests {
             let error = body.frame().await.unwrap().unwrap_err();
             assert!(matches!(error, BodyError::Expired(expired) if expired == expected), "{error:?}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_goes_on_ends_with_the_time_of_its_response() {
+        let clock = clock(Timeouts { response: Some(SECOND), ..Timeouts::default() }, None);
+        let (_client, request) = Body::channel();
+        let mut request = clock.watch_request(request);
+        clock.until_head(async {}).await.unwrap();
+        let (_server, response) = Body::channel();
+        let mut response = clock.watch_response(response);
+        let (sent, read) = tokio::time::timeout(2 * SECOND, async { tokio::join!(request.frame(), response.frame()) })
+            .await
+            .expect("the request goes on");
+        for end in [sent, read] {
+            let error = end.unwrap().unwrap_err();
+            assert!(matches!(error, BodyError::Expired(Expired::Response)), "{error:?}");
+        }
+        assert!(std::future::poll_fn(|cx| Poll::Ready(request.poll_superseded(cx))).await.is_ready());
     }
 
     #[tokio::test(start_paused = true)]
