@@ -230,11 +230,11 @@ impl Injector {
     }
 }
 
-async fn follow_namespaces(
 /// Follows the namespaces, and opens the gate when all of them are known.
+async fn follow_namespaces(
     watched: impl futures::Stream<Item = watcher::Result<PartialObjectMeta<Namespace>>> + Send,
-    gate: weft_runtime::readiness::Gate,
     namespaces: Store<PartialObjectMeta<Namespace>>,
+    gate: weft_runtime::readiness::Gate,
 ) -> anyhow::Result<()> {
     use futures::StreamExt;
     let mut watched = std::pin::pin!(watched);
