@@ -24,6 +24,7 @@ use weft_proto::linkerd::{
         traffic_spec::Target,
     },
 };
+use weft_test_kit::wait::eventually;
 use weft_tls::{
     ca::Root,
     keys::IdentityKey,
@@ -267,15 +268,12 @@ async fn addresses_with_several_owners_are_failed_preconditions() {
     let another = SERVICE.replace("{name: web,", "{name: another,").replace("{name: out,", "{name: other,");
     world.write("another.yaml", &(another + &host("web-2", "10.244.0.1") + &host("web-3", "10.244.0.3")));
     for path in ["10.96.0.1:80", "10.244.0.1:8080", "192.168.0.1:80"] {
-        let code = async || {
-            client.clone().get_profile(destination(path)).await.map_or_else(|status| status.code(), |_| Code::Ok)
-        };
-        let refused = async {
-            while code().await != Code::FailedPrecondition {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        };
-        timeout(DEADLINE, refused).await.unwrap_or_else(|_| panic!("{path}"));
+        eventually(path, DEADLINE, async || {
+            let answer = client.clone().get_profile(destination(path)).await;
+            let code = answer.map_or_else(|status| status.code(), |_| Code::Ok);
+            if code == Code::FailedPrecondition { Ok(()) } else { Err(format!("{code:?}")) }
+        })
+        .await;
     }
     assert!(client.get_profile(destination("10.244.0.3:8080")).await.is_ok());
     world.stop().await;
@@ -426,13 +424,11 @@ async fn certificates_readiness_and_metrics() {
     assert!(world.admin("/live").await.starts_with("HTTP/1.1 200"));
     assert!(world.admin("/ready").await.starts_with("HTTP/1.1 200"));
     // The index counts at intervals, for the first time soon after the start.
-    let counted = async {
-        while !world.admin("/metrics").await.contains("\nservice_cache_size{cluster=\"local\"} 2\n") {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    timeout(DEADLINE, counted).await.expect("the index counts");
-    let metrics = world.admin("/metrics").await;
+    let metrics = eventually("the index counts", DEADLINE, async || {
+        let metrics = world.admin("/metrics").await;
+        if metrics.contains("\nservice_cache_size{cluster=\"local\"} 2\n") { Ok(metrics) } else { Err(metrics) }
+    })
+    .await;
     for row in support::DESTINATION_METRICS.iter().chain(support::POLICY_METRICS) {
         let family = format!("\n# TYPE {} ", row.name);
         assert_eq!(
