@@ -2,7 +2,7 @@
 //! symlinks, and the symlinks' targets serve as labels, so that `ls -l` shows everything:
 //!
 //! ```text
-//! DIR/layout   -> 2                           version of this arrangement and of the maps' layouts
+//! DIR/layout   -> 3                           version of this arrangement and of the maps' layouts
 //! DIR/programs -> 0123456789abcdef            digest of the attached programs
 //! DIR/maps/PODS ..                            see weft_ebpf_abi::map
 //! DIR/links/connect4 ..                       attachments to the cgroup
