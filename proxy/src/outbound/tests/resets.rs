@@ -282,7 +282,9 @@ async fn a_connection_of_http1_ends_with_the_attempt_whose_request_is_sent_again
         connections += 1;
         let (status, ended) = (if connections == 1 { 503 } else { 200 }, ended.clone());
         async move {
-            stream.read(&mut [0; 1024]).await.unwrap();
+            if stream.read(&mut [0; 1024]).await.unwrap() == 0 {
+                return;
+            }
             let answer = format!("HTTP/1.1 {status} Answer\r\ncontent-length: 0\r\n\r\n");
             stream.write_all(answer.as_bytes()).await.unwrap();
             let _ = stream.read_to_end(&mut Vec::new()).await;
