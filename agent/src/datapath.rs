@@ -9,6 +9,7 @@
 //! withdraw: link -> entry -> rules
 //! ```
 
+pub(crate) mod addresses;
 pub(crate) mod bpf;
 pub(crate) mod bpffs;
 pub(crate) mod budget;
@@ -23,6 +24,7 @@ pub(crate) mod listeners;
 pub(crate) mod lock;
 pub(crate) mod maps;
 pub(crate) mod migrate;
+mod netlink;
 pub(crate) mod netns;
 pub(crate) mod pins;
 pub(crate) mod programs;
@@ -57,7 +59,7 @@ use self::{
     cookies::{CookieSource, Cookies, Namespaces},
     events::RingEvents,
     explain::{Answer, Question},
-    handle::{Begun, Facts, Kernel, Names, Pending},
+    handle::{Begun, Collected, Facts, Kernel, Names, Pending},
     keep::{Found, KeepError, Keeper},
     listeners::{Listeners, ListenersError, proxy_key},
     maps::{Maps, open_counters, open_map},
@@ -477,7 +479,7 @@ impl Kernel for Datapath {
         cookies.into_iter().try_for_each(|cookie| self.remove(cookie))
     }
 
-    fn collect_garbage(&mut self) -> Result<Vec<u64>, DatapathError> {
+    fn collect_garbage(&mut self) -> Result<Collected, DatapathError> {
         let mut cookies: BTreeSet<u64> = self.pins.pods()?.into_iter().map(|(cookie, _)| cookie).collect();
         let mut self_enrolled = BTreeMap::new();
         for (cookie, entry) in self.maps.entries()? {
@@ -505,17 +507,8 @@ impl Kernel for Datapath {
                 removed.push(cookie);
             }
         }
-        // These have no link that ends with their namespace.
         let is_old = |seen: &Instant| seen.elapsed() > SELF_ENROLLED_GRACE;
-        let old: Vec<u64> = self.self_enrolled.iter().filter(|(_, seen)| is_old(seen)).map(|(c, _)| *c).collect();
-        if !old.is_empty()
-            && let Some(living) = netns::living(&self.cookies).map_err(DatapathError::Namespaces)?
-        {
-            for cookie in old.into_iter().filter(|cookie| !living.contains(cookie)) {
-                self.remove(cookie)?;
-                removed.push(cookie);
-            }
-        }
+        let suspects = self.self_enrolled.iter().filter(|(_, seen)| is_old(seen)).map(|(cookie, _)| *cookie).collect();
         self.maps.remove_admissions(admissions, &removed)?;
         self.listeners.collect_garbage()?;
         if std::mem::take(&mut self.flows_may_be_stale) {
@@ -528,7 +521,16 @@ impl Kernel for Datapath {
             self.maps.remove_failed_clients(now, ABANDONED)?;
             self.clients_due = now + CLIENTS_PERIOD;
         }
-        Ok(removed)
+        Ok(Collected { removed, suspects })
+    }
+
+    fn remove_absent(&mut self, absent: &BTreeSet<u64>) -> Result<Vec<u64>, DatapathError> {
+        // One that an agent has enrolled since then has a link.
+        let absent: Vec<u64> = absent.iter().copied().filter(|it| self.self_enrolled.contains_key(it)).collect();
+        absent.iter().try_for_each(|cookie| self.remove(*cookie))?;
+        let admissions = self.maps.admissions()?;
+        self.maps.remove_admissions(admissions, &absent)?;
+        Ok(absent)
     }
 
     fn sample(&mut self, max_age: Duration) -> Result<Arc<Sample>, DatapathError> {

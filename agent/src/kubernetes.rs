@@ -9,6 +9,7 @@
 //! Decisions are in [`plan`], which is synchronous; this file waits and acts. Refuses to withdraw pods: see [`plan`].
 
 mod locate;
+mod looks;
 pub(crate) mod metrics;
 mod owner;
 mod plan;
@@ -26,7 +27,7 @@ use kube::{
     runtime::{WatchStreamExt, watcher},
 };
 use tokio::{
-    sync::{Semaphore, mpsc, watch},
+    sync::{mpsc, watch},
     time::Instant,
 };
 use weft_k8s_api::{inject::RedirectionDefaults, labels};
@@ -34,6 +35,7 @@ use weft_runtime::{error::chain, readiness::Gate};
 
 use self::{
     locate::{LocateError, Locator, Sandbox},
+    looks::Looks,
     metrics::EnrolmentSeconds,
     plan::Plan,
     pod::MeshedPod,
@@ -51,9 +53,6 @@ use crate::{
         rules::{PodName, Rules},
     },
 };
-
-/// Pods that are located concurrently.
-const LOOKS: usize = 4;
 
 /// The node and pod this agent runs as, from the downward API.
 #[derive(Clone, Debug)]
@@ -108,10 +107,10 @@ pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outp
     let mut events = pin!(watcher(Api::<Pod>::all(client), selection).default_backoff());
     let mut wake = Wake::new().context("cannot use inotify")?;
     let mut plan = Plan::new(config.defaults);
-    let turns = Semaphore::new(LOOKS);
-    let (shared, look_with, turns) = (&outputs, &locator, &turns);
+    let looks = Looks::default();
+    let (shared, look_with, looks) = (&outputs, &locator, &looks);
     let start = |pod: MeshedPod| async move {
-        let result = attempt(shared, look_with, turns, &pod).await;
+        let result = attempt(shared, look_with, looks, &pod).await;
         (pod, result)
     };
     let mut attempts = FuturesUnordered::new();
@@ -192,14 +191,11 @@ pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outp
 async fn attempt(
     outputs: &Outputs,
     locator: &Locator,
-    turns: &Semaphore,
+    looks: &Looks,
     pod: &MeshedPod,
 ) -> Result<Enrolment, Problem> {
     let (look_for, locator) = (pod.clone(), locator.clone());
-    let turn = turns.acquire().await.map_err(|error| Problem::Failed(error.to_string()))?;
-    let located = tokio::task::spawn_blocking(move || locate(&locator, &look_for)).await;
-    drop(turn);
-    let (sandbox, rules, found) = located.map_err(|error| Problem::Failed(error.to_string()))??;
+    let (sandbox, rules, found) = looks.run(&pod.uid, move || locate(&locator, &look_for)).await??;
     let Sandbox { netns, proxy, age } = sandbox;
     let done = outputs.datapath.enrol(netns, rules).await.map_err(|error| Problem::Failed(chain(&error)))?;
     if !done.changed {

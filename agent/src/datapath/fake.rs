@@ -1,13 +1,16 @@
 //! A datapath without a kernel, for tests of code that uses the handle.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, MutexGuard},
+};
 
 use super::{
     DatapathError, Enrolment,
     cookies::Cookies,
     events::RingEvents,
     explain::{Answer, Question},
-    handle::{Begun, Facts, Handle, Kernel, Names, Pending},
+    handle::{Begun, Collected, Facts, Handle, Kernel, Names, Pending},
     keep::Found,
     netns::Netns,
     rules::{PodName, Rules},
@@ -27,6 +30,8 @@ pub(crate) struct FakeKernel {
 pub(crate) struct State {
     /// Namespaces that the next garbage collection removes.
     pub(crate) gone: Vec<u64>,
+    /// Namespaces that garbage collections return as suspects.
+    pub(crate) suspects: BTreeSet<u64>,
     /// The last rules of each pod, in the order of enrolment.
     pub(crate) enrolled: Vec<(u64, Rules)>,
     /// The error of the next enrolment.
@@ -106,8 +111,16 @@ impl Kernel for FakeKernel {
         Ok(())
     }
 
-    fn collect_garbage(&mut self) -> Result<Vec<u64>, DatapathError> {
-        Ok(std::mem::take(&mut self.state().gone))
+    fn collect_garbage(&mut self) -> Result<Collected, DatapathError> {
+        let mut state = self.state();
+        Ok(Collected { removed: std::mem::take(&mut state.gone), suspects: state.suspects.clone() })
+    }
+
+    fn remove_absent(&mut self, absent: &BTreeSet<u64>) -> Result<Vec<u64>, DatapathError> {
+        let mut state = self.state();
+        let removed = absent.intersection(&state.suspects).copied().collect();
+        state.suspects.retain(|cookie| !absent.contains(cookie));
+        Ok(removed)
     }
 
     fn sample(&mut self, _: std::time::Duration) -> Result<Arc<Sample>, DatapathError> {

@@ -9,7 +9,7 @@
 //! runs outside of the owner ([`takeover`]). Refuses to know what the calls do.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     panic::{AssertUnwindSafe, catch_unwind},
     path::PathBuf,
@@ -65,8 +65,12 @@ pub(crate) trait Kernel: Send {
     /// Removes a pod. An unknown one is not an error.
     fn withdraw(&mut self, pod: &PodName) -> Result<(), DatapathError>;
 
-    /// Removes the pods whose network namespaces are gone. Returns their cookies.
-    fn collect_garbage(&mut self) -> Result<Vec<u64>, DatapathError>;
+    /// Removes the pods whose network namespaces are gone, as far as their links say so.
+    fn collect_garbage(&mut self) -> Result<Collected, DatapathError>;
+
+    /// Removes suspects of [`Self::collect_garbage`] that a search of the node's processes did not find. Returns the cookies
+    /// of those that are still suspect.
+    fn remove_absent(&mut self, absent: &BTreeSet<u64>) -> Result<Vec<u64>, DatapathError>;
 
     /// Pods and counters, at most `max_age` old.
     fn sample(&mut self, max_age: Duration) -> Result<Arc<Sample>, DatapathError>;
@@ -127,6 +131,16 @@ pub(crate) enum Begun {
 pub(crate) struct Pending {
     pub(crate) enrolment: Enrolment,
     pub(crate) search: Search,
+}
+
+/// The result of a garbage collection.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Collected {
+    /// Cookies of the pods that were removed.
+    pub(crate) removed: Vec<u64>,
+    /// Cookies of namespaces that the kernel enrolled a while ago: they have no link that ends with them, so the node's
+    /// processes have to be searched.
+    pub(crate) suspects: BTreeSet<u64>,
 }
 
 /// Sends calls to the owner. Cheap to clone; the owner ends with the last clone.

@@ -1,5 +1,9 @@
 //! Enters a network namespace to query its cookie, addresses and listeners. Refuses to let any other part of the agent
-//! inside: one thread enters, and does nothing else.
+//! inside: a few threads enter, and do nothing else.
+//!
+//! A pod determines how much there is to say about its namespace. So every visit has a deadline, visits of several
+//! namespaces run side by side, and the search for namespaces that are gone, which enters all of the node's, has a thread
+//! of its own.
 
 use std::{
     collections::BTreeSet,
@@ -10,35 +14,52 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     sync::{
-        LazyLock,
+        Arc, LazyLock, Mutex, PoisonError,
         mpsc::{self, RecvError},
     },
     thread,
+    time::{Duration, Instant},
 };
 
-use nix::{
-    ifaddrs::getifaddrs,
-    net::if_::InterfaceFlags,
-    sched::{CloneFlags, setns},
-};
+use nix::sched::{CloneFlags, setns};
+use tokio::sync::oneshot;
 use weft_runtime::error::chain;
 
 use crate::datapath::{
+    addresses,
     cookies::{self, Cookies},
     sock_diag::{self, Listening},
 };
 
+/// Namespaces that are visited at a time.
+const VISITORS: usize = 4;
+/// Deadline of a visit: hundreds of times as long as one of a usual pod takes.
+const VISIT: Duration = Duration::from_secs(1);
+/// Deadline of a search for namespaces that are gone.
+const SEARCH: Duration = Duration::from_secs(30);
+
 /// A function to run inside.
 type Visit = Box<dyn FnOnce() + Send>;
 
-/// The thread that enters namespaces, because setns changes the calling thread. A new thread for each query would take
+/// The threads that enter namespaces, because setns changes the calling thread. A new thread for each query would take
 /// longer than the query.
-static VISITOR: LazyLock<io::Result<mpsc::Sender<Visit>>> = LazyLock::new(|| {
+static VISITS: LazyLock<io::Result<mpsc::Sender<Visit>>> = LazyLock::new(visitors);
+
+fn visitors() -> io::Result<mpsc::Sender<Visit>> {
     let (visits, next) = mpsc::channel::<Visit>();
-    let visit_all = move || next.into_iter().for_each(|visit| drop(catch_unwind(AssertUnwindSafe(visit))));
-    thread::Builder::new().name("netns".into()).spawn(visit_all)?;
+    let next = Arc::new(Mutex::new(next));
+    for _ in 0..VISITORS {
+        let next = Arc::clone(&next);
+        let take = move || next.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let visit_all = move || {
+            while let Ok(visit) = take() {
+                drop(catch_unwind(AssertUnwindSafe(visit)));
+            }
+        };
+        thread::Builder::new().name("netns".into()).spawn(visit_all)?;
+    }
     Ok(visits)
-});
+}
 
 /// A pod's network namespace.
 #[derive(Debug)]
@@ -80,7 +101,7 @@ impl Netns {
     /// See [`NetnsError`].
     pub(crate) fn enter(file: File, path: &Path, cookies: &Cookies) -> Result<Self, NetnsError> {
         let text = path.display().to_string();
-        let questions = || (cookies::inside(), addresses().map_err(io::Error::from));
+        let questions = |deadline| (cookies::inside(), addresses::own(deadline));
         let answers = inside(&file, questions);
         let (socket, addresses) = answers.map_err(|source| NetnsError::Enter { path: text.clone(), source })?;
         let socket = socket.map_err(|source| NetnsError::Cookie { path: text.clone(), source })?;
@@ -89,80 +110,79 @@ impl Netns {
         Ok(Self { file, cookie, addresses })
     }
 
-    /// The TCP sockets that listen in the namespace.
+    /// The TCP sockets that listen in the namespace and are `wanted`.
     ///
     /// # Errors
-    /// When the namespace cannot be entered, or its kernel cannot answer.
-    pub(crate) fn listening(&self) -> io::Result<Vec<Listening>> {
-        inside(&self.file, sock_diag::listening)?
+    /// When the namespace cannot be entered, or its kernel does not answer in time.
+    pub(crate) fn listening(&self, wanted: impl Fn(&Listening) -> bool + Send + 'static) -> io::Result<Vec<Listening>> {
+        inside(&self.file, |deadline| sock_diag::listening(deadline, wanted))?
     }
 }
 
-/// The addresses of the interfaces in this thread's namespace, except loopback's; link-local ones last.
-fn addresses() -> nix::Result<Vec<IpAddr>> {
-    let interfaces = getifaddrs()?.filter(|interface| !interface.flags.contains(InterfaceFlags::IFF_LOOPBACK));
-    let addresses = interfaces.filter_map(|interface| {
-        let address = interface.address?;
-        let v4 = address.as_sockaddr_in().map(|v4| IpAddr::from(v4.ip()));
-        let ip = v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::from(v6.ip())));
-        Some((interface.interface_name, interface.flags.contains(InterfaceFlags::IFF_UP), ip))
-    });
-    Ok(own_addresses(addresses.collect()))
-}
-
-/// The addresses that are the namespace's own on every interface. The input is, for each interface, whether it is up,
-/// and an address if it has one. An IPv6 link-local address is the pod's own on one interface only, and another host's
-/// on the others.
-fn own_addresses(addresses: Vec<(String, bool, Option<IpAddr>)>) -> Vec<IpAddr> {
-    let links: BTreeSet<&str> =
-        addresses.iter().filter(|(_, is_up, _)| *is_up).map(|(name, _, _)| name.as_str()).collect();
-    let is_own = |ip: &IpAddr| is_unicast(ip) && (links.len() < 2 || ip.is_ipv4() || !is_link_local(ip));
-    let mut ips: Vec<IpAddr> = addresses.iter().filter_map(|(_, _, ip)| *ip).filter(is_own).collect();
-    ips.sort_by_key(is_link_local);
-    ips
-}
-
-/// Runs a function in a namespace.
+/// Runs a function in a namespace, with its deadline.
 ///
 /// # Errors
 /// When it cannot be entered.
-fn inside<T: Send + 'static>(namespace: &File, ask: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+fn inside<T: Send + 'static>(namespace: &File, ask: impl FnOnce(Instant) -> T + Send + 'static) -> io::Result<T> {
     let (answer, answered) = mpsc::sync_channel(1);
     let (home, namespace) = (File::open("/proc/self/ns/net")?, namespace.try_clone()?);
     let visit: Visit = Box::new(move || {
         let entered = setns(&namespace, CloneFlags::CLONE_NEWNET);
-        let answers = entered.map(|()| ask());
+        let answers = entered.map(|()| ask(Instant::now() + VISIT));
         // A namespace lives as long as a thread is inside.
         let left = setns(&home, CloneFlags::CLONE_NEWNET);
         // The caller waits for it.
         let _ = answer.send(left.and(answers).map_err(io::Error::from));
     });
     let ended = |_| io::Error::other("the thread that enters network namespaces ended");
-    let visitor = VISITOR.as_ref().map_err(|error| io::Error::new(error.kind(), error.to_string()))?;
-    visitor.send(visit).map_err(|_| ended(RecvError))?;
+    let visits = VISITS.as_ref().map_err(|error| io::Error::new(error.kind(), error.to_string()))?;
+    visits.send(visit).map_err(|_| ended(RecvError))?;
     answered.recv().map_err(ended)?
 }
 
-/// The cookies of all network namespaces in which a process lives; `None` if the scan is incomplete because a
-/// namespace could not be queried. A process that exits during the scan is not an error.
+/// Those of these namespaces in which no process lives; none of them if the search is incomplete, because a namespace
+/// could not be queried or the deadline has passed. A process that exits during the search is not an error.
 ///
 /// # Errors
 /// When the table of processes cannot be read.
-pub(crate) fn living(source: &Cookies) -> io::Result<Option<BTreeSet<u64>>> {
-    let ask = |path: &Path| Netns::open(path, source).map(|netns| netns.cookie);
-    let exists = |path: &Path| fs::metadata(path).map(|metadata| metadata.ino());
-    let processes: io::Result<Vec<PathBuf>> = fs::read_dir("/proc")?.map(|entry| Ok(entry?.path())).collect();
-    Ok(living_among(processes?.into_iter().map(|process| process.join("ns/net")), exists, ask))
+pub(crate) async fn without_processes(suspects: BTreeSet<u64>, source: Cookies) -> io::Result<BTreeSet<u64>> {
+    let (answer, answered) = oneshot::channel();
+    // It ends inside of the namespace that it entered last.
+    thread::Builder::new().name("netns-search".into()).spawn(move || answer.send(search(&suspects, &source)))?;
+    answered.await.map_err(|_| io::Error::other("the search for network namespaces panicked"))?
 }
 
-/// Queries each namespace once, through the first process that lives long enough.
-fn living_among(
+fn search(suspects: &BTreeSet<u64>, source: &Cookies) -> io::Result<BTreeSet<u64>> {
+    let deadline = Instant::now() + SEARCH;
+    let ask = |path: &Path| {
+        let text = || path.display().to_string();
+        let file = File::open(path).map_err(|source| NetnsError::Open { path: text(), source })?;
+        setns(&file, CloneFlags::CLONE_NEWNET)
+            .map_err(|error| NetnsError::Enter { path: text(), source: error.into() })?;
+        let cookie = cookies::inside().and_then(|socket| source.of(&socket));
+        cookie.map_err(|source| NetnsError::Cookie { path: text(), source })
+    };
+    let inode = |path: &Path| fs::metadata(path).map(|metadata| metadata.ino());
+    let is_late = || Instant::now() > deadline;
+    // A directory that ends early must not make a namespace look empty.
+    let processes: io::Result<Vec<PathBuf>> =
+        fs::read_dir("/proc")?.map(|entry| Ok(entry?.path().join("ns/net"))).collect();
+    Ok(absent_among(suspects, processes?.into_iter(), inode, ask, is_late))
+}
+
+/// Queries each namespace once, through the first process that lives long enough, until all suspects are found.
+fn absent_among(
+    suspects: &BTreeSet<u64>,
     paths: impl Iterator<Item = PathBuf>,
     inode: impl Fn(&Path) -> io::Result<u64>,
     ask: impl Fn(&Path) -> Result<u64, NetnsError>,
-) -> Option<BTreeSet<u64>> {
-    let (mut known, mut unknown, mut cookies) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    is_late: impl Fn() -> bool,
+) -> BTreeSet<u64> {
+    let (mut known, mut unknown, mut absent) = (BTreeSet::new(), BTreeSet::new(), suspects.clone());
     for path in paths {
+        if absent.is_empty() || is_late() {
+            return BTreeSet::new();
+        }
         let Ok(inode) = inode(&path) else { continue };
         if known.contains(&inode) {
             continue;
@@ -172,7 +192,7 @@ fn living_among(
             Ok(cookie) => {
                 known.insert(inode);
                 unknown.remove(&inode);
-                cookies.insert(cookie);
+                absent.remove(&cookie);
             }
             Err(error) => {
                 tracing::debug!(error = chain(&error), "a process's network namespace cannot be asked");
@@ -180,69 +200,87 @@ fn living_among(
             }
         }
     }
-    unknown.is_empty().then_some(cookies)
-}
-
-fn is_unicast(ip: &IpAddr) -> bool {
-    !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast()
-}
-
-/// Whether an address is valid on its link only: the pod's own like any other, but not a source for other links.
-pub(crate) fn is_link_local(ip: &IpAddr) -> bool {
-    match ip {
-        IpAddr::V4(ip) => ip.is_link_local(),
-        IpAddr::V6(ip) => ip.is_unicast_link_local(),
-    }
+    if unknown.is_empty() { absent } else { BTreeSet::new() }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
+
     use super::*;
 
+    /// Which of 71 and 72 is absent, and the number of queries, given processes by number, each with its namespace's inode
+    /// (`None` if it has exited) and the cookie (`None` if the query fails), and the number of queries before it is late.
+    fn absent_of(processes: &[(Option<u64>, Option<u64>)], late: usize) -> (Vec<u64>, usize) {
+        let of = |path: &Path| processes[path.to_str().unwrap().parse::<usize>().unwrap()];
+        let exited = || io::Error::from_raw_os_error(libc::ESRCH);
+        let asked = std::cell::Cell::new(0);
+        let absent = absent_among(
+            &[71, 72].into(),
+            (0..processes.len()).map(|number| PathBuf::from(number.to_string())),
+            |path| of(path).0.ok_or_else(exited),
+            |path| {
+                asked.set(asked.get() + 1);
+                of(path).1.ok_or_else(|| NetnsError::Open { path: String::new(), source: exited() })
+            },
+            || asked.get() >= late,
+        );
+        (absent.into_iter().collect(), asked.get())
+    }
+
     #[test]
-    fn a_link_local_address_is_own_where_there_is_one_link() {
-        let row = |name: &str, is_up, ip: &str| (name.to_owned(), is_up, ip.parse().ok());
-        let eth0 = [row("eth0", true, ""), row("eth0", true, "fe80::5"), row("eth0", true, "10.0.0.5")];
-        for (what, more, expected) in [
-            ("one link", vec![], "10.0.0.5 fe80::5"),
-            ("another that is down", vec![row("tunl0", false, "")], "10.0.0.5 fe80::5"),
-            ("another without addresses", vec![row("net1", true, "")], "10.0.0.5"),
-            (
-                "another with addresses, IPv4's link-local ones among them",
-                vec![row("net1", true, "fe80::6"), row("net1", true, "169.254.1.6"), row("net1", true, "fd00::6")],
-                "10.0.0.5 fd00::6 169.254.1.6",
-            ),
-        ] {
-            let own = own_addresses(eth0.iter().cloned().chain(more).collect());
-            let own: Vec<String> = own.iter().map(ToString::to_string).collect();
-            assert_eq!(own.join(" "), expected, "{what}");
+    fn a_namespace_lives_though_its_first_process_exits_during_the_search() {
+        assert_eq!(absent_of(&[(Some(1), None), (Some(1), Some(71)), (Some(2), Some(73))], 9).0, [72]);
+    }
+
+    #[test]
+    fn a_namespace_that_cannot_be_asked_makes_the_search_inconclusive() {
+        assert_eq!(absent_of(&[(Some(1), Some(71)), (Some(2), None)], 9).0, [0; 0]);
+    }
+
+    #[test]
+    fn a_search_that_is_late_is_inconclusive() {
+        let processes = [(Some(1), Some(71)), (Some(2), Some(73)), (Some(3), Some(74))];
+        assert_eq!(absent_of(&processes, 9), (vec![72], 3));
+        assert_eq!(absent_of(&processes, 2), (vec![], 2));
+    }
+
+    #[test]
+    fn each_namespace_is_entered_once_and_no_more_than_it_takes() {
+        let processes = [(Some(1), Some(71)), (Some(1), Some(71)), (Some(2), Some(72)), (Some(3), None)];
+        assert_eq!(absent_of(&processes, 9), (vec![], 2));
+    }
+
+    #[test]
+    fn a_process_that_exited_before_the_search_counts_for_nothing() {
+        assert_eq!(absent_of(&[(None, None), (Some(1), Some(71))], 9).0, [72]);
+    }
+
+    #[test]
+    fn visits_run_side_by_side() {
+        let (visits, meeting) = (visitors().unwrap(), Arc::new(Barrier::new(VISITORS)));
+        let (met_tx, met) = mpsc::channel();
+        for _ in 0..VISITORS {
+            let (meeting, met) = (Arc::clone(&meeting), met_tx.clone());
+            let visit: Visit = Box::new(move || {
+                meeting.wait();
+                met.send(()).unwrap();
+            });
+            visits.send(visit).unwrap();
+        }
+        for _ in 0..VISITORS {
+            met.recv_timeout(Duration::from_secs(20)).unwrap();
         }
     }
 
-    /// Processes by number, each with its namespace's inode (`None` if it has exited) and the cookie (`None` if the
-    /// query fails).
-    fn living_of(processes: &[(Option<u64>, Option<u64>)]) -> Option<BTreeSet<u64>> {
-        let of = |path: &Path| processes[path.to_str().unwrap().parse::<usize>().unwrap()];
-        let exited = || io::Error::from_raw_os_error(libc::ESRCH);
-        living_among(
-            (0..processes.len()).map(|number| PathBuf::from(number.to_string())),
-            |path| of(path).0.ok_or_else(exited),
-            |path| of(path).1.ok_or_else(|| NetnsError::Open { path: String::new(), source: exited() }),
-        )
-    }
-
     #[test]
-    fn a_namespace_lives_though_its_first_process_exits_during_the_scan() {
-        assert_eq!(living_of(&[(Some(1), None), (Some(1), Some(71)), (Some(2), Some(72))]), Some([71, 72].into()));
-    }
-
-    #[test]
-    fn a_namespace_that_cannot_be_asked_makes_the_scan_inconclusive() {
-        assert_eq!(living_of(&[(Some(1), Some(71)), (Some(2), None)]), None);
-    }
-
-    #[test]
-    fn a_process_that_exited_before_the_scan_counts_for_nothing() {
-        assert_eq!(living_of(&[(None, None), (Some(1), Some(71))]), Some([71].into()));
+    fn a_visit_that_panics_leaves_its_visitor() {
+        let visits = visitors().unwrap();
+        for _ in 0..2 * VISITORS {
+            visits.send(Box::new(|| panic!("on purpose"))).unwrap();
+        }
+        let (done_tx, done) = mpsc::channel();
+        visits.send(Box::new(move || done_tx.send(()).unwrap())).unwrap();
+        done.recv_timeout(Duration::from_secs(20)).unwrap();
     }
 }

@@ -9,7 +9,7 @@ use weft_ebpf_abi::{
     pod::{self, BLOCK_PORTS, Pod, PortBlock},
 };
 
-use crate::datapath::netns::is_link_local;
+use crate::datapath::addresses::is_link_local;
 
 /// Limit for one pod's entries in the longest-prefix map.
 const MAX_SUBNETS: usize = 256;

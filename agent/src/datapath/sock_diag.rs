@@ -5,20 +5,27 @@
 //! if they change, while sock_diag takes 0.1 ms. It is used if sock_diag does not answer: `tcp_diag` is a module that
 //! a kernel may lack.
 
-use std::{fs, io};
+use std::{
+    fs::File,
+    io::{self, BufRead as _, BufReader},
+    ops::ControlFlow,
+    time::Instant,
+};
 
-use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
+use netlink_packet_core::{NetlinkDeserializable as _, NetlinkHeader, NetlinkSerializable as _};
 use netlink_packet_sock_diag::{
     SockDiagMessage,
     constants::{AF_INET, AF_INET6, IPPROTO_TCP},
     inet::{ExtensionFlags, InetRequest, SocketId, StateFlags},
 };
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_SOCK_DIAG};
+use netlink_sys::protocols::NETLINK_SOCK_DIAG;
+
+use super::netlink::{Request, dump};
 
 /// `TCP_LISTEN` in /proc/net/tcp.
 const LISTENING: &str = "0A";
-/// The alignment of messages in a datagram (netlink(7)).
-const ALIGNMENT: usize = 4;
+/// The most sockets that are kept.
+const MAX_SOCKETS: usize = 1024;
 
 /// A socket that listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,73 +41,72 @@ pub(crate) struct Listening {
     pub(crate) inode: u64,
 }
 
-/// The listeners of both families in this thread's network namespace.
+/// The listeners of both families in this thread's network namespace that are `wanted`, the first ones if there are too
+/// many.
 ///
 /// # Errors
-/// Those of the kernel, when it has neither interface.
-pub(crate) fn listening() -> io::Result<Vec<Listening>> {
-    asked().or_else(|error| {
+/// Those of the kernel, when it has neither interface, and `TimedOut`.
+pub(crate) fn listening(deadline: Instant, wanted: impl Fn(&Listening) -> bool) -> io::Result<Vec<Listening>> {
+    asked(deadline, &wanted).or_else(|error| {
+        if error.kind() == io::ErrorKind::TimedOut {
+            return Err(error);
+        }
         tracing::debug!(error = %error, "sock_diag does not answer: reading /proc/net/tcp");
-        tabled()
+        tabled(deadline, &wanted)
     })
 }
 
-fn asked() -> io::Result<Vec<Listening>> {
-    let mut found = ask(4, AF_INET, SocketId::new_v4())?;
-    found.extend(ask(6, AF_INET6, SocketId::new_v6())?);
-    Ok(found)
-}
-
-fn ask(family: u8, address_family: u8, any: SocketId) -> io::Result<Vec<Listening>> {
-    let socket = Socket::new(NETLINK_SOCK_DIAG)?;
-    socket.connect(&SocketAddr::new(0, 0))?;
-    let mut header = NetlinkHeader::default();
-    header.flags = NLM_F_REQUEST | NLM_F_DUMP;
-    let request = InetRequest {
-        family: address_family,
-        protocol: IPPROTO_TCP,
-        extensions: ExtensionFlags::empty(),
-        states: StateFlags::LISTEN,
-        socket_id: any,
-    };
-    let mut request = NetlinkMessage::new(header, SockDiagMessage::InetRequest(request).into());
-    request.finalize();
-    let mut bytes = vec![0; request.buffer_len()];
-    request.serialize(&mut bytes);
-    socket.send(&bytes, 0)?;
+fn asked(deadline: Instant, wanted: &impl Fn(&Listening) -> bool) -> io::Result<Vec<Listening>> {
     let mut found = Vec::new();
-    loop {
-        let (datagram, _) = socket.recv_from_full()?;
-        let mut rest = datagram.as_slice();
-        while !rest.is_empty() {
-            let message = NetlinkMessage::<SockDiagMessage>::deserialize(rest).map_err(io::Error::other)?;
-            let length = message.header.length as usize;
-            match message.payload {
-                NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(response)) => found.push(Listening {
+    for (family, address_family, any) in [(4, AF_INET, SocketId::new_v4()), (6, AF_INET6, SocketId::new_v6())] {
+        let request = SockDiagMessage::InetRequest(InetRequest {
+            family: address_family,
+            protocol: IPPROTO_TCP,
+            extensions: ExtensionFlags::empty(),
+            states: StateFlags::LISTEN,
+            socket_id: any,
+        });
+        let mut payload = vec![0; request.buffer_len()];
+        request.serialize(&mut payload);
+        let message_type = request.message_type();
+        dump(&Request { protocol: NETLINK_SOCK_DIAG, message_type, payload: &payload, deadline }, |kind, payload| {
+            let mut header = NetlinkHeader::default();
+            header.message_type = kind;
+            if let SockDiagMessage::InetResponse(response) =
+                SockDiagMessage::deserialize(&header, payload).map_err(io::Error::other)?
+            {
+                let listening = Listening {
                     family,
                     port: response.header.socket_id.source_port,
                     on_all_addresses: response.header.socket_id.source_address.is_unspecified(),
                     uid: response.header.uid,
                     inode: response.header.inode.into(),
-                }),
-                NetlinkPayload::Done(done) if done.code == 0 => return Ok(found),
-                NetlinkPayload::Done(done) => return Err(io::Error::from_raw_os_error(done.code.saturating_neg())),
-                NetlinkPayload::Error(error) => return Err(error.to_io()),
-                _ => {}
+                };
+                found.extend(Some(listening).filter(wanted));
             }
-            rest = rest.get(length.next_multiple_of(ALIGNMENT)..).unwrap_or_default();
-        }
+            Ok(if found.len() < MAX_SOCKETS { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+        })?;
     }
+    Ok(found)
 }
 
-fn tabled() -> io::Result<Vec<Listening>> {
+fn tabled(deadline: Instant, wanted: &impl Fn(&Listening) -> bool) -> io::Result<Vec<Listening>> {
     let mut found = Vec::new();
     for (family, name) in [(4, "tcp"), (6, "tcp6")] {
-        match fs::read_to_string(format!("/proc/thread-self/net/{name}")) {
-            Ok(table) => found.extend(table.lines().filter_map(|line| parse(family, line))),
+        let table = match File::open(format!("/proc/thread-self/net/{name}")) {
+            Ok(table) => BufReader::new(table),
             // A kernel without IPv6.
-            Err(error) if family == 6 && error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if family == 6 && error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(error),
+        };
+        for line in table.lines() {
+            if Instant::now() > deadline {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            found.extend(parse(family, &line?).filter(wanted));
+            if found.len() >= MAX_SOCKETS {
+                return Ok(found);
+            }
         }
     }
     Ok(found)
@@ -122,9 +128,13 @@ fn parse(family: u8, line: &str) -> Option<Listening> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
+    use std::{net::TcpListener, time::Duration};
 
     use super::*;
+
+    fn deadline() -> Instant {
+        Instant::now() + Duration::from_secs(20)
+    }
 
     #[test]
     fn reads_listeners_as_the_kernel_prints_them() {
@@ -151,7 +161,9 @@ mod tests {
         // More than fit into one datagram.
         let places = ["127.0.0.1:0", "[::1]:0", "0.0.0.0:0", "[::]:0"].into_iter().cycle().take(200);
         let listeners: Vec<TcpListener> = places.map(|place| TcpListener::bind(place).unwrap()).collect();
-        let (asked, tabled) = (asked().unwrap(), tabled().unwrap());
+        let ports: Vec<u16> = listeners.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
+        let wanted = |one: &Listening| ports.contains(&one.port);
+        let (asked, tabled) = (asked(deadline(), &wanted).unwrap(), tabled(deadline(), &wanted).unwrap());
         for listener in &listeners {
             let address = listener.local_addr().unwrap();
             let listening = Listening {
@@ -167,6 +179,13 @@ mod tests {
         }
         let client = std::net::TcpStream::connect(listeners[0].local_addr().unwrap()).unwrap();
         let port = client.local_addr().unwrap().port();
-        assert!(super::asked().unwrap().iter().all(|one| one.port != port), "a connection is not a listener");
+        let of_client = super::asked(deadline(), &|one| one.port == port).unwrap();
+        assert!(of_client.is_empty(), "a connection is not a listener");
+    }
+
+    #[test]
+    fn a_search_ends_at_its_deadline() {
+        let error = listening(Instant::now() - Duration::from_millis(1), |_| true).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 }

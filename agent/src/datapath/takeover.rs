@@ -196,8 +196,8 @@ async fn take_in_child(wanted: &Wanted, turn: Turn) -> Result<(Vec<TakenListener
 }
 
 fn look_now(netns: &Netns, search: &Search) -> Result<Option<Wanted>, TakeoverError> {
-    let listening = netns.listening().map_err(TakeoverError::Ask)?;
-    let listeners = of_proxy(&listening, search);
+    let wanted = search.clone();
+    let listeners = netns.listening(move |one| is_of_proxy(one, &wanted)).map_err(TakeoverError::Ask)?;
     // Usually there are none yet, and the node may have thousands of processes.
     if listeners.is_empty() {
         return Ok(None);
@@ -205,13 +205,10 @@ fn look_now(netns: &Netns, search: &Search) -> Result<Option<Wanted>, TakeoverEr
     Ok(Some(Wanted { listeners, pids: processes(netns, search).map_err(TakeoverError::Processes)? }))
 }
 
-/// The listeners that may be a proxy's: created by its user, on its ports, with a descriptor in some process.
-fn of_proxy(listening: &[Listening], search: &Search) -> Vec<Listening> {
-    let has_port = |one: &Listening| {
-        search.ports.contains(&one.port) || one.on_all_addresses && search.own_ports.contains(&one.port)
-    };
-    let is_proxys = |one: &&Listening| one.uid == search.proxy_uid && has_port(one) && one.inode != 0;
-    listening.iter().filter(is_proxys).copied().collect()
+/// Whether a listener may be a proxy's: created by its user, on its ports, with a descriptor in some process.
+fn is_of_proxy(one: &Listening, search: &Search) -> bool {
+    let has_port = search.ports.contains(&one.port) || one.on_all_addresses && search.own_ports.contains(&one.port);
+    one.uid == search.proxy_uid && has_port && one.inode != 0
 }
 
 /// The processes that may be the proxy: in the namespace, and with the proxy's user or in its cgroup.
@@ -369,8 +366,7 @@ mod tests {
             ("an endpoint of its own", own, true),
             ("one that other pods cannot reach", Listening { on_all_addresses: false, ..own }, false),
         ] {
-            let expected = if is_proxys { vec![listening] } else { Vec::new() };
-            assert_eq!(of_proxy(&[listening], &search), expected, "{row}");
+            assert_eq!(is_of_proxy(&listening, &search), is_proxys, "{row}");
         }
     }
 

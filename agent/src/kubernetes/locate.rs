@@ -27,8 +27,9 @@ use super::pod::MeshedPod;
 use crate::{
     cgroup::AttachPoint,
     datapath::{
+        addresses::is_link_local,
         cookies::Cookies,
-        netns::{Netns, NetnsError, is_link_local},
+        netns::{Netns, NetnsError},
         rules::Proxy,
     },
 };
