@@ -217,7 +217,7 @@ impl Datapath {
                 datapath.programs.update_pod(cookie)?;
             }
             if let Some(name) = name {
-                Arc::make_mut(&mut datapath.names).insert(cookie, name);
+                Arc::make_mut(&mut datapath.names).insert(cookie, Arc::new(name));
             }
         }
         if replaced {
@@ -230,7 +230,7 @@ impl Datapath {
 
     /// Removes other namespaces of a pod's name if they are gone. While one lives, so does its redirect.
     fn remove_predecessors(&mut self, cookie: u64, pod: &PodName) -> Result<(), DatapathError> {
-        let of_that_name = self.names.iter().filter(|(other, name)| **other != cookie && *name == pod);
+        let of_that_name = self.names.iter().filter(|(other, name)| **other != cookie && ***name == *pod);
         let predecessors: Vec<u64> = of_that_name.map(|(other, _)| *other).collect();
         for predecessor in predecessors {
             if self.is_gone(predecessor)? {
@@ -277,7 +277,7 @@ impl Datapath {
         let proxies = self.listeners.living()?;
         for (cookie, entry) in self.maps.entries()? {
             pods.push(Enrolled {
-                name: self.names.get(&cookie).cloned(),
+                name: self.names.get(&cookie).map(|name| PodName::clone(name)),
                 cookie,
                 generation: entry.generation,
                 outbound: entry.has(pod::OUTBOUND),
@@ -314,7 +314,7 @@ impl Datapath {
 
     /// A pod's entry, by its name: the newest, if an earlier namespace of that name still exists.
     pub(crate) fn find(&self, pod: &PodName) -> Result<Option<(u64, Pod)>, DatapathError> {
-        for (cookie, _) in self.names.iter().rev().filter(|(_, name)| *name == pod) {
+        for (cookie, _) in self.names.iter().rev().filter(|(_, name)| ***name == *pod) {
             if let Some(entry) = self.maps.entry(*cookie)? {
                 return Ok(Some((*cookie, entry)));
             }
@@ -432,11 +432,11 @@ impl Kernel for Datapath {
             }
         }
         self.pins.add_pod(cookie, &rules.pod)?;
-        if self.names.get(&cookie) != Some(&rules.pod) {
-            Arc::make_mut(&mut self.names).insert(cookie, rules.pod.clone());
+        if self.names.get(&cookie).is_none_or(|name| **name != rules.pod) {
+            Arc::make_mut(&mut self.names).insert(cookie, Arc::new(rules.pod.clone()));
         }
-        let attached = self.programs.attach_pod(cookie, &netns.file)?;
-        self.keeper.hold_pod(cookie)?;
+        let (link, attached) = self.programs.attach_pod(cookie, &netns.file)?;
+        self.keeper.hold_pod(cookie, link);
         self.self_enrolled.remove(&cookie);
         let enrolment = Enrolment {
             cookie,
@@ -475,7 +475,8 @@ impl Kernel for Datapath {
     }
 
     fn withdraw(&mut self, pod: &PodName) -> Result<(), DatapathError> {
-        let cookies: Vec<u64> = self.names.iter().filter(|(_, name)| *name == pod).map(|(cookie, _)| *cookie).collect();
+        let cookies: Vec<u64> =
+            self.names.iter().filter(|(_, name)| ***name == *pod).map(|(cookie, _)| *cookie).collect();
         cookies.into_iter().try_for_each(|cookie| self.remove(cookie))
     }
 

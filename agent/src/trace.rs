@@ -179,7 +179,7 @@ fn describe(event: &KernelEvent, given: Option<Given>, names: &Names, offset_ns:
     let command: Vec<u8> = command.iter().copied().take_while(|byte| *byte != 0).collect();
     Some(Event {
         time_unix_ns: u64::try_from(i128::from(event.time_ns) + offset_ns).unwrap_or_default(),
-        pod: names.get(&event.netns_cookie).map(Into::into),
+        pod: names.get(&event.netns_cookie).map(|name| (&**name).into()),
         netns_cookie: event.netns_cookie,
         direction: api_direction(direction).into(),
         pid,

@@ -85,7 +85,7 @@ impl Kernel for FakeKernel {
         if let Some(refusal) = self.state().refusal.take() {
             return Err(refusal);
         }
-        Arc::make_mut(&mut self.names).insert(netns.cookie, rules.pod.clone());
+        Arc::make_mut(&mut self.names).insert(netns.cookie, Arc::new(rules.pod.clone()));
         let mut state = self.state();
         state.steps.push("begin");
         state.enrolled.push((netns.cookie, rules.clone()));
@@ -106,7 +106,7 @@ impl Kernel for FakeKernel {
     }
 
     fn withdraw(&mut self, pod: &PodName) -> Result<(), DatapathError> {
-        Arc::make_mut(&mut self.names).retain(|_, name| name != pod);
+        Arc::make_mut(&mut self.names).retain(|_, name| **name != *pod);
         self.state().enrolled.retain(|(_, rules)| rules.pod != *pod);
         Ok(())
     }
@@ -192,7 +192,7 @@ mod tests {
         let (netns, rules) = enrolment("web-0", 7);
         handle.enrol(netns, rules.clone()).await.unwrap();
         assert_eq!(kernel.state().enrolled, [(7, rules.clone())]);
-        assert_eq!(handle.names().get(&7), Some(&rules.pod));
+        assert_eq!(handle.names().get(&7).map(|name| &**name), Some(&rules.pod));
         assert!(before.is_empty(), "a snapshot does not change");
         let pod = rules.pod.clone();
         handle.call(move |kernel| kernel.withdraw(&pod)).await.unwrap();

@@ -35,8 +35,9 @@ use super::{
 /// Calls that may wait for the owner. Further callers wait for a free slot.
 const QUEUE: usize = 64;
 
-/// The pods' names by the cookies of their network namespaces. A snapshot.
-pub(crate) type Names = Arc<BTreeMap<u64, PodName>>;
+/// The pods' names by the cookies of their network namespaces. A snapshot, of which every enrolment makes another: the
+/// names are shared.
+pub(crate) type Names = Arc<BTreeMap<u64, Arc<PodName>>>;
 
 /// The kernel operations of the owner.
 pub(crate) trait Kernel: Send {

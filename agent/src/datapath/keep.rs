@@ -85,20 +85,16 @@ impl Keeper {
             }
         }
         for (cookie, _) in pins.pods()? {
-            keeper.hold_pod(cookie)?;
+            if let Some(link) = hold(&pins.pod_link(cookie), Link::open)? {
+                keeper.hold_pod(cookie, link);
+            }
         }
         Ok(keeper)
     }
 
     /// Holds a pod's link, and drops an earlier one.
-    ///
-    /// # Errors
-    /// Those of [`Self::new`].
-    pub(crate) fn hold_pod(&mut self, cookie: u64) -> Result<(), KeepError> {
-        if let Some(link) = hold(&self.pins.pod_link(cookie), Link::open)? {
-            self.pods.insert(cookie, link);
-        }
-        Ok(())
+    pub(crate) fn hold_pod(&mut self, cookie: u64, link: Link) {
+        self.pods.insert(cookie, link);
     }
 
     /// Drops a pod's link.
