@@ -188,12 +188,7 @@ pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outp
 
 /// Locates a pod on the node and enrols it. A pod's processes may delay the enrolment for seconds, but delay no other
 /// pod.
-async fn attempt(
-    outputs: &Outputs,
-    locator: &Locator,
-    looks: &Looks,
-    pod: &MeshedPod,
-) -> Result<Enrolment, Problem> {
+async fn attempt(outputs: &Outputs, locator: &Locator, looks: &Looks, pod: &MeshedPod) -> Result<Enrolment, Problem> {
     let (look_for, locator) = (pod.clone(), locator.clone());
     let (sandbox, rules, found) = looks.run(&pod.uid, move || locate(&locator, &look_for)).await??;
     let Sandbox { netns, proxy, age } = sandbox;
