@@ -7,6 +7,7 @@
 
 mod additions;
 mod annotations;
+mod bypass;
 mod config;
 mod env;
 mod exemption;
@@ -25,12 +26,13 @@ use sha2::{Digest, Sha256};
 
 pub use additions::Additions;
 pub use annotations::InjectError;
+pub use bypass::{Forbidden, Skips};
 pub use config::{
     ControlPlaneAddrs, ControlService, InjectConfig, ProxyPorts, ProxyResources, TapClient, default_cluster_networks,
 };
 pub use exemption::{Exemption, ExemptionRules, UnknownExemption};
 pub use opaque::{check_opaque_ports, pod_opaque_ports, service_opaque_ports};
-pub use redirection::{Forbidden, Redirection, RedirectionDefaults, Skips};
+pub use redirection::{Redirection, RedirectionDefaults};
 pub use tuning::{ControlStreams, DebugImage, PerDirection, ProbeTiming, Probes, ProxyTuning, Tracing, Workers};
 
 use crate::{
@@ -180,8 +182,8 @@ pub fn inject(pod: &Pod, namespace: Option<&Namespace>, config: &InjectConfig) -
 /// Refuses a pod that exempts more than its proxy from redirection, or more than the administrator allows.
 fn check_exemption(pod: &Pod, config: &InjectConfig, settings: &Settings) -> Result<(), Refusal> {
     let rules = config.exemption;
-    let of_control_plane = redirection::is_of_control_plane(pod, rules, Some(&config.control_plane_namespace));
-    let forbidden = redirection::forbidden(settings, rules, &config.skips, of_control_plane);
+    let of_control_plane = bypass::is_of_control_plane(pod, rules, Some(&config.control_plane_namespace));
+    let forbidden = bypass::forbidden(settings, rules, &config.skips, of_control_plane);
     if let Some(error) = forbidden.into_iter().next() {
         return Err(error.into());
     }

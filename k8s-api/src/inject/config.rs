@@ -3,7 +3,7 @@
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::EnvVar;
 
-use super::{exemption::ExemptionRules, redirection::Skips, tuning::ProxyTuning};
+use super::{bypass::Skips, exemption::ExemptionRules, tuning::ProxyTuning};
 use crate::{
     labels,
     policy::DefaultPolicy,

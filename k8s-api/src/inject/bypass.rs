@@ -1,0 +1,127 @@
+//! What bypasses the proxy in all pods, and which annotations lift more of a pod's redirection than the administrator
+//! allows.
+
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::Pod;
+
+use super::{
+    annotations::{Settings, shown},
+    exemption::ExemptionRules,
+};
+use crate::{labels, ports::PortSet};
+
+/// What bypasses the proxy in pods without annotations, and, where the administrator allows no bypass, in any pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skips {
+    /// Inbound ports.
+    pub inbound: PortSet,
+    /// Outbound ports.
+    pub outbound: PortSet,
+    /// Source networks of inbound connections.
+    pub subnets: Vec<IpNet>,
+    /// Ports of the API server. In pods of a control plane, connections to them bypass the proxy whatever the
+    /// annotations say: the proxies there wait for the control plane, and it waits for the API server
+    /// (`linkerd2-proxy-init:cni-plugin/main.go`).
+    pub api_server_ports: PortSet,
+}
+
+impl Default for Skips {
+    /// Linkerd's Helm defaults: 4567 and 4568, Galera's replication.
+    fn default() -> Self {
+        let galera: PortSet = [4567, 4568].into_iter().collect();
+        let (subnets, api_server_ports) = Default::default();
+        Self { inbound: galera.clone(), outbound: galera, subnets, api_server_ports }
+    }
+}
+
+/// An annotation that lifts more of a pod's redirection than the cluster's administrator allows. It refuses the pod at
+/// admission, and has no effect on a running one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Forbidden {
+    /// The pod would be less strict.
+    #[error(
+        "annotation {}: \"user\" is less strict than this cluster allows (chart value agent.enforceProxyExemption); \
+         remove the annotation",
+        labels::PROXY_EXEMPTION
+    )]
+    Exemption,
+    /// The pod would not be redirected at all.
+    #[error(
+        "annotation {}: this cluster allows no pod to switch its redirection off (chart value agent.allowBypass); \
+         remove the annotation",
+        labels::BYPASS
+    )]
+    Bypass,
+    /// Ports or networks would bypass the proxy.
+    #[error(
+        "annotation {annotation}: {value:?} bypasses the proxy beyond {setting}, which this cluster does not allow \
+         (chart value agent.allowBypass); remove the annotation, or have the cluster's administrator extend {setting}"
+    )]
+    Skip {
+        /// The annotation's name.
+        annotation: &'static str,
+        /// The beginning of its value.
+        value: String,
+        /// The chart's value that is the limit.
+        setting: &'static str,
+    },
+}
+
+impl Forbidden {
+    /// The annotation's name.
+    pub fn annotation(&self) -> &'static str {
+        match self {
+            Self::Exemption => labels::PROXY_EXEMPTION,
+            Self::Bypass => labels::BYPASS,
+            Self::Skip { annotation, .. } => annotation,
+        }
+    }
+}
+
+/// Whether the pod is a part of the control plane. Anybody may set the label; where pods are not trusted with bypasses,
+/// the namespace counts too.
+pub(super) fn is_of_control_plane(pod: &Pod, rules: ExemptionRules, namespace: Option<&str>) -> bool {
+    let is_labelled =
+        pod.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(labels::CONTROL_PLANE_COMPONENT));
+    let is_there = || namespace.is_none_or(|namespace| pod.metadata.namespace.as_deref() == Some(namespace));
+    is_labelled && (rules.bypass_allowed || is_there())
+}
+
+/// The annotations that lift more of the pod's redirection than the administrator allows.
+pub(super) fn forbidden(
+    settings: &Settings,
+    rules: ExemptionRules,
+    skips: &Skips,
+    of_control_plane: bool,
+) -> Vec<Forbidden> {
+    let mut found = Vec::new();
+    if settings.exemption.is_some_and(|own| own < rules.exemption(Some(own))) {
+        found.push(Forbidden::Exemption);
+    }
+    if rules.bypass_allowed {
+        return found;
+    }
+    if settings.bypass {
+        found.push(Forbidden::Bypass);
+    }
+    let mut outbound = skips.outbound.clone();
+    if of_control_plane {
+        skips.api_server_ports.ranges().for_each(|range| outbound.insert(range));
+    }
+    let lists = [
+        (labels::SKIP_INBOUND_PORTS, &settings.skip_inbound_ports, &skips.inbound, "proxyInit.ignoreInboundPorts"),
+        (labels::SKIP_OUTBOUND_PORTS, &settings.skip_outbound_ports, &outbound, "proxyInit.ignoreOutboundPorts"),
+    ];
+    for (annotation, own, allowed, setting) in lists {
+        if let Some(own) = own.as_ref().filter(|own| !own.is_subset(allowed)) {
+            found.push(Forbidden::Skip { annotation, value: shown(&own.to_string()), setting });
+        }
+    }
+    let is_allowed = |own: &IpNet| skips.subnets.iter().any(|subnet| subnet.contains(own));
+    if let Some(own) = settings.skip_subnets.as_ref().filter(|own| !own.iter().all(is_allowed)) {
+        let value = own.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        let (annotation, setting) = (labels::SKIP_SUBNETS, "proxyInit.skipSubnets");
+        found.push(Forbidden::Skip { annotation, value: shown(&value), setting });
+    }
+    found
+}
