@@ -246,6 +246,8 @@ mod tests {
         let chart = Chart::control_plane().unwrap();
         for (setting, words) in [
             ("controllerReplica=3", "controllerReplica"),
+            ("unknown=null", "unknown"),
+            ("proxy.unknown=null", "unknown"),
             ("controllerLogLevel=loud", "controllerLogLevel"),
             ("proxy.defaultInboundPolicy=open", "proxy.defaultInboundPolicy"),
         ] {

@@ -1,5 +1,7 @@
 //! A sandbox's state, for tests of what is printed about it.
 
+use std::net::Ipv4Addr;
+
 use weft_sandbox::{
     config::Config,
     state::{PodState, PodTimes, State},
@@ -8,7 +10,7 @@ use weft_sandbox::{
 /// A sandbox that is ready, without an agent.
 pub(super) fn state(name: &str, pods: Vec<PodState>) -> State {
     State {
-        config: Config::new(name, "/manifests", "/bin").unwrap(),
+        config: Config::new(name, "/manifests", "/bin").expect("a name"),
         daemon_pid: 1,
         agent_pid: None,
         agent_socket: None,
@@ -28,7 +30,7 @@ pub(super) fn pod(ready: bool, message: &str) -> PodState {
         namespace: "shop".into(),
         name: "web-0".into(),
         uid: String::new(),
-        ips: vec!["10.244.0.10".parse().unwrap()],
+        ips: vec![Ipv4Addr::new(10, 244, 0, 10).into()],
         netns: "/run/netns/pod".into(),
         cgroup: "/cgroup/pod".into(),
         meshed: true,
