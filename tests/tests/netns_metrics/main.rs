@@ -440,20 +440,19 @@ fn a_tap_of_a_busy_service_is_sampled_and_bounded() {
             mesh,
             &["tap", &of_pod, "-n", "shop", "--to", "svc/web", "--path", "/busy", "--max-rps", &RATE.to_string()],
         );
+        let of = |kind: &str, lines: &[String]| lines.iter().filter(|line| line.starts_with(kind)).count();
         let mut lines: Vec<String> = Vec::new();
-        eventually("the tap is there", WITHIN, async || {
+        eventually("the tap is there, and has the end of each request", WITHIN, async || {
             send(&["--count", "1"]).await;
             lines.extend(tap.lines.try_iter());
-            if lines.iter().any(|line| line.starts_with("end")) { Ok(()) } else { Err(format!("{lines:#?}")) }
+            let [shown, ended] = ["req", "end"].map(|kind| of(kind, &lines));
+            if shown == ended && ended > 0 { Ok(()) } else { Err(format!("{lines:#?}")) }
         })
         .await;
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        lines.extend(tap.lines.try_iter());
         lines.clear();
         let began = Instant::now();
         let sent = send(&["--duration", "3s", "--concurrency", "16"]).await;
         let seconds = began.elapsed().as_secs_f64();
-        let of = |kind: &str, lines: &[String]| lines.iter().filter(|line| line.starts_with(kind)).count();
         eventually("the end of all that was shown", WITHIN, async || {
             lines.extend(tap.lines.try_iter());
             let [shown, ended] = ["req", "end"].map(|kind| of(kind, &lines));

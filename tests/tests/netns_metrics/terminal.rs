@@ -6,13 +6,14 @@ use std::{
     num::NonZeroU16,
     process::{Child, Command, ExitStatus},
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use nix::{
     pty::{Winsize, openpty},
     unistd::ttyname,
 };
+use weft_test_kit::wait::blocking::eventually;
 
 /// How long a program may take to draw.
 const WITHIN: Duration = Duration::from_secs(30);
@@ -70,12 +71,10 @@ impl Terminal {
 
     /// Waits until what is on the screen is as wanted.
     pub(super) fn until(&self, wanted: impl Fn(&vt100::Screen) -> bool) {
-        let began = Instant::now();
-        while !wanted(self.seen.lock().unwrap().parser.screen()) {
-            let shown = self.shown();
-            assert!(began.elapsed() < WITHIN, "the screen still has: {shown}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        eventually("what the screen should have", WITHIN, || {
+            let is_shown = wanted(self.seen.lock().unwrap().parser.screen());
+            if is_shown { Ok(()) } else { Err(self.shown()) }
+        });
     }
 
     pub(super) fn shown(&self) -> String {
@@ -89,15 +88,11 @@ impl Terminal {
 
     /// Waits until the program ends.
     pub(super) fn end(&mut self) -> ExitStatus {
-        let began = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status;
-            }
-            let shown = self.shown();
-            assert!(began.elapsed() < WITHIN, "it goes on, and shows: {shown}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        let Self { child, seen, .. } = self;
+        eventually("the end of the program", WITHIN, || {
+            let shown = || seen.lock().unwrap().parser.screen().contents();
+            child.try_wait().unwrap().ok_or_else(shown)
+        })
     }
 }
 
