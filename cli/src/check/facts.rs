@@ -194,7 +194,7 @@ impl Facts {
         match self.release() {
             Some(release) => {
                 let chart = chart::reference("weft-control-plane");
-                format!("helm upgrade {release} {chart} --namespace {} --reuse-values{with}", self.namespace)
+                format!("helm upgrade {release} {chart} --namespace {} --reset-then-reuse-values{with}", self.namespace)
             }
             None => format!("weft upgrade{namespace}{with} | kubectl apply -f -"),
         }
@@ -210,7 +210,7 @@ impl Facts {
         match self.release() {
             Some(_) => {
                 let (chart, namespace) = (chart::reference("weft-crds"), &self.namespace);
-                format!("helm upgrade --install weft-crds {chart} --namespace {namespace} --reuse-values")
+                format!("helm upgrade --install weft-crds {chart} --namespace {namespace} --reset-then-reuse-values")
             }
             None => "weft install --crds | kubectl apply --server-side -f -".to_owned(),
         }
@@ -449,7 +449,10 @@ pub(super) mod tests {
         assert_eq!(elsewhere.install(), "weft install -L mesh | kubectl apply -f -");
         let by_helm = installed_by_helm(healthy());
         let chart = format!("weft-control-plane-{}.tgz", env!("CARGO_PKG_VERSION"));
-        assert_eq!(by_helm.upgrade(""), format!("helm upgrade mesh {chart} --namespace linkerd --reuse-values"));
+        assert_eq!(
+            by_helm.upgrade(""),
+            format!("helm upgrade mesh {chart} --namespace linkerd --reset-then-reuse-values")
+        );
         assert!(by_helm.install_crds().starts_with("helm upgrade --install weft-crds weft-crds-"));
     }
 

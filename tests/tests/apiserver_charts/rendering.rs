@@ -208,6 +208,24 @@ fn the_control_planes_own_proxy_is_the_injectors() {
 }
 
 /// Tokens arrive there.
+/// Otherwise a control plane that starts as a whole would wait for its own policy controller.
+#[test]
+fn unanswered_ports_of_the_control_plane_are_not_denied() {
+    let cluster = Cluster::from_env().unwrap();
+    let certificates = Certificates::generate();
+    let deny = strings(&["--set", "proxy.denyUnansweredPorts=true"]);
+    let rendered = objects(&cluster, &render(&[certificates.all(), deny].concat()));
+    let config = object(&rendered, "ConfigMap", "linkerd-config")["data"]["values"].as_str().unwrap();
+    assert!(Values::parse(config).unwrap().inject_config(MESH, "anchors").unwrap().tuning.deny_unanswered_ports);
+    let with_proxies: Vec<_> =
+        rendered.iter().filter(|one| one["kind"] == "Deployment").map(Value::to_string).collect();
+    assert_eq!(with_proxies.len(), 3);
+    for deployment in with_proxies {
+        assert!(deployment.contains("LINKERD2_PROXY_INBOUND_DEFAULT_POLICY"), "{deployment}");
+        assert!(!deployment.contains("INBOUND_POLICY_UNANSWERED"), "{deployment}");
+    }
+}
+
 #[test]
 fn the_identity_service_refuses_plaintext() {
     let cluster = Cluster::from_env().unwrap();

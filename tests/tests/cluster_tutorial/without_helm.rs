@@ -92,11 +92,14 @@ fn without_a_proxy(world: &World, name: &str) {
     world.cluster.apply(&uninjected).unwrap();
     world.cluster.rolled_out(NAMESPACE, &format!("deploy/{name}")).unwrap();
     let selector = format!("app={name}");
-    world.cluster.until(Duration::from_secs(60), |cluster| {
-        let pods = cluster.kubectl(&["-n", NAMESPACE, "get", "pods", "-l", &selector, "-o", "yaml"])?;
-        anyhow::ensure!(!pods.contains("linkerd-proxy"), "{pods}");
-        Ok(())
-    }).unwrap();
+    world
+        .cluster
+        .until(Duration::from_secs(60), |cluster| {
+            let pods = cluster.kubectl(&["-n", NAMESPACE, "get", "pods", "-l", &selector, "-o", "yaml"])?;
+            anyhow::ensure!(!pods.contains("linkerd-proxy"), "{pods}");
+            Ok(())
+        })
+        .unwrap();
 }
 
 /// Starts a workload with a proxy that `weft inject --manual` adds, and a Service in front of it.
