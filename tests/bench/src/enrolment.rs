@@ -60,6 +60,8 @@ pub fn proxy_addresses() -> Vec<SocketAddr> {
         SocketAddr::from((Ipv6Addr::LOCALHOST, 4140)),
         SocketAddr::from((Ipv4Addr::UNSPECIFIED, 4143)),
         SocketAddr::from((Ipv6Addr::UNSPECIFIED, 4143)),
+        // Without it, the agent would look for one among the pod's processes.
+        SocketAddr::from((Ipv4Addr::UNSPECIFIED, 4191)),
     ]
 }
 

@@ -110,7 +110,7 @@ fn environment(files: &TempDir) -> anyhow::Result<BTreeMap<String, String>> {
         ("LINKERD2_PROXY_POLICY_WORKLOAD", "bench:pod".to_owned()),
         ("LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS", "127.0.0.1:4140,[::1]:4140".to_owned()),
         ("LINKERD2_PROXY_INBOUND_LISTEN_ADDR", "[::]:4143".to_owned()),
-        ("LINKERD2_PROXY_ADMIN_LISTEN_ADDR", format!("127.0.0.1:{ADMIN_PORT}")),
+        ("LINKERD2_PROXY_ADMIN_LISTEN_ADDR", format!("0.0.0.0:{ADMIN_PORT}")),
         ("LINKERD2_PROXY_CONTROL_LISTEN_ADDR", "127.0.0.1:4190".to_owned()),
         ("LINKERD2_PROXY_IDENTITY_TOKEN_FILE", token.display().to_string()),
         ("LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", Root::generate("root")?.certificate_pem().to_owned()),
