@@ -46,14 +46,18 @@ pub(super) fn rule(found: HttpRouteMatch) -> http_route::Rule {
     http_route::Rule { matches: vec![found], filters: Vec::new() }
 }
 
+/// A server with a route for anybody, and one for the clients of the server.
+fn open_and_closed() -> Server {
+    routed(vec![authz("server", only(&[CLIENT]))], |detect| {
+        detect.http_routes.push(route("open", vec![authz("anybody", anybody())], rule(prefix("/open"))));
+        detect.http_routes.push(route("closed", Vec::new(), rule(prefix("/closed"))));
+    })
+}
+
 #[tokio::test]
 async fn authorizations_of_a_route_admit_to_that_route_alone() {
     let world = World::new(http_app().await).await;
-    let server = routed(vec![authz("server", only(&[CLIENT]))], |detect| {
-        detect.http_routes.push(route("open", vec![authz("anybody", anybody())], rule(prefix("/open"))));
-        detect.http_routes.push(route("closed", Vec::new(), rule(prefix("/closed"))));
-    });
-    world.policies.publish(world.app.port(), server);
+    world.policies.publish(world.app.port(), open_and_closed());
     for (via, path, expected) in [
         (Via::Plain, "/open/x", 200),
         (Via::Plain, "/closed/x", 403),
@@ -141,11 +145,7 @@ async fn bytes_do_not_pass_a_port_with_routes_or_limits() {
 #[tokio::test]
 async fn a_request_in_pieces_is_a_request_where_bytes_do_not_pass() {
     let world = World::new(http_app().await).await;
-    let server = routed(vec![authz("server", only(&[CLIENT]))], |detect| {
-        detect.http_routes.push(route("open", vec![authz("anybody", anybody())], rule(prefix("/open"))));
-        detect.http_routes.push(route("closed", Vec::new(), rule(prefix("/closed"))));
-    });
-    world.policies.publish(world.app.port(), server);
+    world.policies.publish(world.app.port(), open_and_closed());
     for (path, expected) in [("/open", "HTTP/1.1 200"), ("/closed", "HTTP/1.1 403")] {
         let mut stream = world.connect(Via::Plain, Some(ELSEWHERE)).await;
         for piece in ["GET ", path, " HTTP/1.1\r\nhost: web\r\nl5d-client-id: forged\r\n\r\n"] {

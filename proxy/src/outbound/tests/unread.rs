@@ -34,6 +34,14 @@ async fn application_of_much(written: Arc<AtomicUsize>) -> SocketAddr {
     .await
 }
 
+/// Where clients reach the application through one side of the proxy.
+async fn address_of(side: &str, proxy: &Proxy, app: SocketAddr) -> SocketAddr {
+    match side {
+        "outbound" => proxy.addr,
+        _ => SocketAddr::from(([127, 0, 0, 1], testing::serve_port(Arc::clone(&proxy.shared), app).await)),
+    }
+}
+
 async fn status(addr: SocketAddr) -> StatusCode {
     let stream = TokioIo::new(TcpStream::connect(addr).await.unwrap());
     let (mut sender, connection) = conn::http1::handshake(stream).await.unwrap();
@@ -47,11 +55,7 @@ async fn a_client_of_http1_that_does_not_read_holds_its_server_up() {
         let written = Arc::<AtomicUsize>::default();
         let app = application_of_much(Arc::clone(&written)).await;
         let proxy = Proxy::start(app, Control::default()).await;
-        let addr = if side == "outbound" {
-            proxy.addr
-        } else {
-            SocketAddr::from(([127, 0, 0, 1], testing::serve_port(Arc::clone(&proxy.shared), app).await))
-        };
+        let addr = address_of(side, &proxy, app).await;
         let mut client = TcpStream::connect(addr).await.unwrap();
         client.write_all(b"GET /large HTTP/1.1\r\nhost: server.demo\r\n\r\n").await.unwrap();
         let stuck = tokio::time::timeout(PATIENCE, async {
@@ -169,11 +173,7 @@ async fn small_messages_that_an_application_does_not_read_do_not_end_another_req
     for side in ["outbound", "inbound"] {
         let app = unreading_app().await;
         let proxy = Proxy::start(app, Control::default()).await;
-        let addr = if side == "outbound" {
-            proxy.addr
-        } else {
-            SocketAddr::from(([127, 0, 0, 1], testing::serve_port(Arc::clone(&proxy.shared), app).await))
-        };
+        let addr = address_of(side, &proxy, app).await;
         let mut client = TcpStream::connect(addr).await.unwrap();
         client.write_all(&preface()).await.unwrap();
         frame_that(&mut client, |received| received.kind == WINDOW_UPDATE && received.stream == 0).await;
