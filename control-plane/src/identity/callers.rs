@@ -1,7 +1,7 @@
 //! Limits on callers before their tokens cost a request to the Kubernetes API.
 //!
 //! Anybody in the cluster may ask for any identity with any token, and the address that this service sees is that of
-//! its own pod's proxy. So requests are told apart by the identity that they ask for, and take turns:
+//! its own pod's proxy. So what counts is the identity that a request asks for. Requests take turns:
 //!
 //! | Identity | Turns of the reviewer |
 //! |---|---|

@@ -93,12 +93,12 @@ fn a_bypass_is_told_when_it_begins_and_when_it_ends() {
 }
 
 #[test]
-fn an_annotation_that_the_administrator_forbids_is_told_once_and_has_no_effect() {
+fn an_annotation_that_the_administrator_forbids_is_reported_once_and_has_no_effect() {
     let mut f = Fixture::new(vec![]);
     f.plan.defaults.rules.bypass_allowed = false;
     let skips =
         |ports: &str| web(&json!({"metadata": {"annotations": {"config.linkerd.io/skip-inbound-ports": ports}}}));
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for ports in ["4567", "1-65535", "1-65535", "80", "4567", "80"] {
         f.apply(Event::Apply(skips(ports)));
         let pod = f.plan.begin(f.now).remove(0);
@@ -106,12 +106,12 @@ fn an_annotation_that_the_administrator_forbids_is_told_once_and_has_no_effect()
         assert_eq!(skipped, if ports == "4567" { "4567" } else { "4567-4568" }, "{ports}");
         f.plan.attempted(&pod, enrolled(7), f.now);
         assert_eq!(f.only().problem, None, "{ports}");
-        told.extend(f.plan.take_reports().into_iter().map(|report| match report.event {
+        reported.extend(f.plan.take_reports().into_iter().map(|report| match report.event {
             EnrolmentEvent::Forbidden(Forbidden::Skip { value, .. }) => value,
             event => panic!("{ports}: {event:?}"),
         }));
     }
-    assert_eq!(told, ["1-65535", "80", "80"]);
+    assert_eq!(reported, ["1-65535", "80", "80"]);
 }
 
 #[test]
@@ -218,11 +218,11 @@ fn what_happens_during_an_attempt_is_not_lost() {
         ("the same pod again, perhaps with a new sandbox", Some(web(&json!({})))),
         ("another annotation", Some(web(&change))),
     ];
-    for (row, told) in rows {
+    for (row, reported) in rows {
         for result in [not_yet(), enrolled(7)] {
             let mut f = Fixture::new(vec![Event::Apply(web(&json!({})))]);
             let attempt = f.plan.begin(f.now).remove(0);
-            match told.clone() {
+            match reported.clone() {
                 Some(pod) => f.apply(Event::Apply(pod)),
                 None => f.plan.wake(Some("uid-web-0"), f.now),
             }
