@@ -1,4 +1,4 @@
-//! The HTTP/2 connections to an endpoint, which a worker's requests share.
+//! The HTTP/2 connections to an endpoint, which a worker's requests share, or to the application, which those of one client share.
 //!
 //! Owns that a burst of requests makes one connection, that no connection carries more streams than its flow-control window can hold
 //! unread (so that slow readers never stall other requests), and when a connection is given up. Refuses to connect.
@@ -127,12 +127,6 @@ impl<E> SharedConnections<E> {
     /// Drops connections that take no more requests, for the task of a connection that has ended.
     pub(crate) fn drop_unusable(&self) {
         self.open.lock().retain_mut(Open::is_usable);
-    }
-
-    /// Whether there is no connection that takes requests.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.drop_unusable();
-        self.open.lock().is_empty()
     }
 
     /// Drops connections without streams, except the first.

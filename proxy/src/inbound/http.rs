@@ -11,7 +11,13 @@ mod connection;
 mod counters;
 mod subject;
 
-use std::{error::Error, future::poll_fn, num::NonZeroU128, pin::pin, sync::Arc};
+use std::{
+    error::Error,
+    future::poll_fn,
+    num::NonZeroU128,
+    pin::pin,
+    sync::{Arc, OnceLock},
+};
 
 use ::http::{HeaderValue, Method, Request, Response, Version, header::HOST};
 use hyper::body::Incoming;
@@ -23,7 +29,7 @@ use super::{
     Inbound,
     gateway::Route,
     profiles::{LastNamed, ProfileRoute},
-    target::{ApplicationPort, CheckedOut, SendError},
+    target::{ApplicationPort, CheckedOut, ClientHttp2, SendError},
 };
 use crate::{
     access_log::Entry,
@@ -86,6 +92,8 @@ pub(super) struct HttpConnection {
     /// The client's identity, as the application sees it.
     client_id: Option<HeaderValue>,
     target: Arc<ApplicationPort>,
+    /// Its connections to the application, from its first request of HTTP/2 on.
+    http2: OnceLock<Arc<ClientHttp2>>,
     policy: PortPolicy,
     counters: Counters,
     last_named: LastNamed,
@@ -323,7 +331,7 @@ impl HttpConnection {
             let fallback = self.target.addr.to_string().parse().ok();
             to_absolute_form(&mut *request, fallback.as_ref());
         }
-        let response = self.target.send_http2(request).await?;
+        let response = self.http2.get_or_init(|| self.target.http2()).send(request).await?;
         Ok(response.map(Body::H2))
     }
 

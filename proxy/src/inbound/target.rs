@@ -1,12 +1,19 @@
 //! The application's ports as a worker uses them: connecting, and the HTTP connections that are kept.
 //!
-//! All clients of a worker share the connections. The original address is dialled, never loopback instead, so that the
-//! application sees which of the pod's addresses the client used.
+//! All clients of a worker share the connections of HTTP/1, which carry one request at a time. The original address is dialled,
+//! never loopback instead, so that the application sees which of the pod's addresses the client used.
 
-use std::{collections::HashMap, io, net::SocketAddr, sync::Arc, time::Duration};
+mod http2;
+
+use std::{
+    collections::HashMap,
+    io,
+    net::SocketAddr,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use ::http::{Request, Response};
-use bytes::Bytes;
 use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
@@ -14,19 +21,19 @@ use tokio::net::TcpStream;
 
 use crate::{
     http::{
-        body::{Body, H2Body},
+        body::Body,
         pool::{Pool, Repetition},
         respond::Failure,
         serve::{MAX_BUFFER_BYTES, MAX_HEAD_BYTES},
-        shared_connections::{GetError, SharedConnections, StreamPermit},
     },
     io::Io,
     listen::set_options,
     metrics::{Direction, InboundRouteMetrics, InboundTargets, Labels, Peer, TransportMetrics, label},
-    outbound::h2,
     route::Meta,
     shared::Shared,
 };
+
+pub(super) use http2::ClientHttp2;
 
 /// Shortest interval between sweeps of idle connections.
 pub(super) const SHORTEST_SWEEP: Duration = Duration::from_secs(1);
@@ -37,12 +44,7 @@ const STALE_ATTEMPTS: usize = 3;
 /// Routes of one port whose metrics are kept.
 const ROUTES: usize = 64;
 
-/// The most HTTP/2 streams at once on a connection before the application has announced its limit: as many as RFC 9113 section 6.5.2
-/// recommends to allow at least, so that a burst makes more connections instead of waiting on the first.
-const INITIAL_STREAMS: usize = 100;
-
 type Http1Sender = http1::SendRequest<Body>;
-type Http2Sender = ::h2::client::SendRequest<Bytes>;
 
 /// Why the application cannot be reached.
 #[derive(Debug, thiserror::Error)]
@@ -95,8 +97,8 @@ pub(super) struct ApplicationPort {
     transport: Arc<TransportMetrics>,
     /// Kept HTTP/1 connections.
     idle: Pool,
-    /// HTTP/2 connections: one, and more while those are full.
-    http2: SharedConnections<ConnectError>,
+    /// The HTTP/2 connections of each client's connection.
+    http2: Mutex<Vec<Weak<ClientHttp2>>>,
 }
 
 /// A server's route, and its metrics.
@@ -147,7 +149,6 @@ impl ApplicationPorts {
         if let Some(known) = by_addr.get(&addr) {
             return Arc::clone(known);
         }
-        let http2 = self.shared.config.http2;
         // Without the port, as Linkerd's: the accepted connections have it.
         let labels = vec![label("tls", "no_identity"), label("no_tls_reason", "loopback")];
         let transport = Arc::new(self.shared.metrics.transport(Direction::Inbound, Peer::Dst, &labels));
@@ -158,7 +159,7 @@ impl ApplicationPorts {
             routes: Mutex::default(),
             transport,
             idle: Pool::default(),
-            http2: SharedConnections::new(http2.stream_window, http2.connection_window),
+            http2: Mutex::default(),
         });
         by_addr.insert(addr, Arc::clone(&target));
         target
@@ -224,20 +225,11 @@ impl ApplicationPort {
         }
     }
 
-    /// Sends a request over one of the HTTP/2 connections.
-    pub(super) async fn send_http2(
-        self: &Arc<Self>,
-        mut request: Box<Request<Body>>,
-    ) -> Result<Response<H2Body>, SendError> {
-        for _ in 0..STALE_ATTEMPTS {
-            let (sender, permit) = self.http2_sender().await?;
-            match h2::send_over(sender, permit, request).await {
-                Ok(response) => return Ok(response),
-                Err(h2::SendError::Failed(error)) => return Err(SendError::Http2(error)),
-                Err(h2::SendError::Unsent(unsent, _)) => request = unsent,
-            }
-        }
-        Err(SendError::Refused)
+    /// HTTP/2 connections for the requests of one client's connection; none is open yet.
+    pub(super) fn http2(self: &Arc<Self>) -> Arc<ClientHttp2> {
+        let client = Arc::new(ClientHttp2::new(Arc::clone(self)));
+        self.http2.lock().push(Arc::downgrade(&client));
+        client
     }
 
     #[expect(clippy::disallowed_methods, reason = "drives a connection, and ends when the last request on it has")]
@@ -259,39 +251,10 @@ impl ApplicationPort {
         Ok(sender)
     }
 
-    async fn http2_sender(self: &Arc<Self>) -> Result<(Http2Sender, StreamPermit), SendError> {
-        self.http2.get(|_| self.connect_http2()).await.map_err(|error| match error {
-            GetError::Connect(error) => error.into(),
-            GetError::Http2(error) => SendError::Http2(error),
-        })
-    }
-
-    #[expect(clippy::disallowed_methods, reason = "drives a connection, and ends when the last request on it has")]
-    async fn connect_http2(self: &Arc<Self>) -> Result<Http2Sender, ConnectError> {
-        let stream = self.connect().await?;
-        let shaken = h2::handshake(stream, &self.shared.config.http2, INITIAL_STREAMS).await;
-        let (sender, connection, uncork) = shaken.map_err(|error| self.failed(io::Error::other(error)))?;
-        let (addr, owner) = (self.addr, Arc::downgrade(self));
-        tokio::spawn(async move {
-            if let Err(error) = uncork.drive(connection).await {
-                tracing::debug!(%error, dst.addr = %addr, "HTTP/2 connection to the application ended");
-            }
-            if let Some(port) = owner.upgrade() {
-                port.http2.drop_unusable();
-            }
-        });
-        Ok(sender)
-    }
-
-    fn failed(&self, source: io::Error) -> ConnectError {
-        ConnectError::Io { addr: self.addr, source }
-    }
-
     /// Drops connections that are closed or were idle for longer than `timeout`. Returns whether none is left.
     fn sweep(&self, timeout: Duration) -> bool {
-        let is_empty = self.idle.purge(timeout);
-        self.http2.purge();
-        is_empty && self.http2.is_empty()
+        self.http2.lock().retain(|client| client.upgrade().inspect(|client| client.purge()).is_some());
+        self.idle.purge(timeout)
     }
 }
 

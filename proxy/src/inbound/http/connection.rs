@@ -1,6 +1,9 @@
 //! One client's HTTP connection, served under its port's policy.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, OnceLock},
+};
 
 use ::http::HeaderValue;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -54,6 +57,7 @@ fn connection(
     HttpConnection {
         client_id: client.identity().and_then(|id| HeaderValue::from_str(id.as_str()).ok()),
         target: inbound.targets.get(target),
+        http2: OnceLock::new(),
         counters: Counters::default(),
         last_named: LastNamed::default(),
         closing: Closing::default(),

@@ -9,7 +9,7 @@ use http_body_util::StreamBody;
 use hyper::body::Frame;
 
 use super::*;
-use crate::http::frames::{canceled, frame, head, preface, stream};
+use crate::http::frames::{canceled, frame, head, next_frame, preface, stream};
 
 #[tokio::test]
 async fn a_client_that_does_not_finish_a_head_is_closed() {
@@ -116,9 +116,10 @@ async fn http2_requests_beyond_the_limit_of_a_connection_to_the_application_get_
 /// The window of a stream, of the proxy's and of the application's connections.
 const STREAM_WINDOW: u32 = 65_535;
 
-/// An application of HTTP/2 that reads nothing of requests for `/unread`, and echoes others.
-async fn unreading_app() -> SocketAddr {
-    serve_each(|stream| {
+/// An application of HTTP/2 that reads nothing of requests for `/unread`, and echoes others. A connection of it takes as many bytes
+/// as `window` says, and messages below 256 bytes that cost half as much memory.
+async fn unreading_app(window: u32) -> SocketAddr {
+    serve_each(move |stream| {
         let service = service_fn(|request: Request<Incoming>| async move {
             if request.uri().path() == "/unread" {
                 let _held = request;
@@ -127,8 +128,7 @@ async fn unreading_app() -> SocketAddr {
             Ok::<_, Infallible>(::http::Response::new(request.into_body()))
         });
         let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-        // What the application's own windows stall is not the proxy's doing.
-        builder.initial_stream_window_size(STREAM_WINDOW).initial_connection_window_size(1 << 30);
+        builder.initial_stream_window_size(STREAM_WINDOW).initial_connection_window_size(window);
         builder.serve_connection(TokioIo::new(stream), service)
     })
     .await
@@ -145,7 +145,8 @@ async fn uploads_that_nobody_reads_leave_room_for_others_on_their_connection() {
         // The application holds one of each upload that has its share of the proxy's.
         (300, "", window + 257 * stream),
     ] {
-        let world = World::with(unreading_app().await, bounded).await;
+        // What the application's own window stalls is not the proxy's doing.
+        let world = World::with(unreading_app(1 << 30).await, bounded).await;
         let direct = world.connect(Via::Direct(Some(SessionProtocol::Http2)), Some(ELSEWHERE)).await;
         let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(direct)).await;
         let (mut sender, connection) = handshake.unwrap();
@@ -168,6 +169,36 @@ async fn uploads_that_nobody_reads_leave_room_for_others_on_their_connection() {
         });
         assert_eq!(answered.await.unwrap_or_else(|_| panic!("no answer beside {uploads} uploads")), body);
     }
+}
+
+#[tokio::test]
+async fn an_application_that_ends_a_connection_ends_no_other_clients_requests() {
+    let world = World::new(unreading_app(1 << 20).await).await;
+    let stream = TokioIo::new(world.connect(Via::Plain, Some(ELSEWHERE)).await);
+    let (mut sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+    tokio::spawn(connection);
+    let (rest, body) = futures::channel::mpsc::unbounded();
+    let request = Request::post("http://web.demo/").body(StreamBody::new(body)).unwrap();
+    let answer = sender.send_request(request).await.unwrap();
+
+    // 600 KiB of memory, at the application, for 20 bytes each.
+    let mut flood = world.connect(Via::Plain, Some(ELSEWHERE)).await;
+    let messages = frame(0, 0, 1, &[0; 20]).repeat(2_600);
+    let post = frame(1, 4, 1, &head(0x83, "/unread"));
+    flood.write_all(&[preface(), post, messages].concat()).await.unwrap();
+    let ended = async {
+        while let Some(received) = next_frame(&mut flood).await {
+            if received.stream == 1 {
+                return;
+            }
+        }
+        panic!("the proxy closed the connection");
+    };
+    tokio::time::timeout(Duration::from_secs(20), ended).await.expect("the application takes 600 KiB");
+
+    rest.unbounded_send(Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"the rest")))).unwrap();
+    drop(rest);
+    assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "the rest");
 }
 
 #[tokio::test]

@@ -1,0 +1,91 @@
+//! HTTP/2 to the application: the connections that serve one client's connection.
+//!
+//! Owns that clients share none of them: an application that ends a connection, because of unread messages or of a flood, ends no
+//! other client's requests, as if each client had connected to it directly.
+
+use std::{
+    io,
+    sync::{Arc, Weak},
+};
+
+use ::http::{Request, Response};
+use bytes::Bytes;
+
+use super::{ApplicationPort, ConnectError, STALE_ATTEMPTS, SendError};
+use crate::{
+    http::{
+        body::{Body, H2Body},
+        shared_connections::{GetError, SharedConnections, StreamPermit},
+    },
+    outbound::h2,
+};
+
+/// The most HTTP/2 streams at once on a connection before the application has announced its limit: as many as RFC 9113 section 6.5.2
+/// recommends to allow at least, so that a burst makes more connections instead of waiting on the first.
+const INITIAL_STREAMS: usize = 100;
+
+type Sender = ::h2::client::SendRequest<Bytes>;
+
+/// The connections to one port for the requests of one client's connection: one, and more while those are full.
+pub(in crate::inbound) struct ClientHttp2 {
+    port: Arc<ApplicationPort>,
+    connections: SharedConnections<ConnectError>,
+}
+
+impl ClientHttp2 {
+    pub(super) fn new(port: Arc<ApplicationPort>) -> Self {
+        let config = &port.shared.config.http2;
+        let connections = SharedConnections::new(config.stream_window, config.connection_window);
+        Self { port, connections }
+    }
+
+    /// Sends a request over one of the connections.
+    ///
+    /// # Errors
+    /// See [`SendError`].
+    pub(in crate::inbound) async fn send(
+        self: &Arc<Self>,
+        mut request: Box<Request<Body>>,
+    ) -> Result<Response<H2Body>, SendError> {
+        for _ in 0..STALE_ATTEMPTS {
+            let (sender, permit) = self.sender().await?;
+            match h2::send_over(sender, permit, request).await {
+                Ok(response) => return Ok(response),
+                Err(h2::SendError::Failed(error)) => return Err(SendError::Http2(error)),
+                Err(h2::SendError::Unsent(unsent, _)) => request = unsent,
+            }
+        }
+        Err(SendError::Refused)
+    }
+
+    async fn sender(self: &Arc<Self>) -> Result<(Sender, StreamPermit), SendError> {
+        self.connections.get(|_| self.connect()).await.map_err(|error| match error {
+            GetError::Connect(error) => error.into(),
+            GetError::Http2(error) => SendError::Http2(error),
+        })
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "drives a connection, and ends when the last request on it has")]
+    async fn connect(self: &Arc<Self>) -> Result<Sender, ConnectError> {
+        let stream = self.port.connect().await?;
+        let addr = self.port.addr;
+        let shaken = h2::handshake(stream, &self.port.shared.config.http2, INITIAL_STREAMS).await;
+        let (sender, connection, uncork) =
+            shaken.map_err(|error| ConnectError::Io { addr, source: io::Error::other(error) })?;
+        let owner: Weak<Self> = Arc::downgrade(self);
+        tokio::spawn(async move {
+            if let Err(error) = uncork.drive(connection).await {
+                tracing::debug!(%error, dst.addr = %addr, "HTTP/2 connection to the application ended");
+            }
+            if let Some(owner) = owner.upgrade() {
+                owner.connections.drop_unusable();
+            }
+        });
+        Ok(sender)
+    }
+
+    /// Drops connections that are not needed any more.
+    pub(super) fn purge(&self) {
+        self.connections.purge();
+    }
+}
