@@ -114,8 +114,8 @@ pub(crate) struct Options<'a> {
 /// How long a namespace that the kernel enrolled is kept before the first check that it still exists.
 const SELF_ENROLLED_GRACE: Duration = Duration::from_secs(60);
 
-/// How long a connection may wait in a proxy's accept queue before the agent forgets its original destination: longer than
-/// clients wait for an answer.
+/// How long a connection may wait in a proxy's accept queue before the agent forgets its original destination: longer
+/// than clients wait for an answer.
 const ABANDONED: Duration = Duration::from_secs(300);
 
 /// How often clients whose connect(2) failed are looked for, which takes two system calls for each open connection.

@@ -106,8 +106,8 @@ enum Command {
         #[arg(long, default_value = SOCKET)]
         socket: PathBuf,
     },
-    /// Probe the kernel and host features that the agent needs; exits with an error if one is missing. Needs the agent's
-    /// capabilities
+    /// Probe the kernel and host features that the agent needs; exits with an error if one is missing. Needs the
+    /// agent's capabilities
     Features {
         /// Output format
         #[arg(short, long, value_enum, default_value = "table")]
@@ -161,8 +161,8 @@ struct RunArgs {
     metrics_addr: Vec<SocketAddr>,
     #[command(flatten)]
     kubernetes: KubernetesArgs,
-    /// Have the kernel enrol by itself any network namespace in which this user listens on 127.0.0.1:4140, outbound only
-    /// until the agent completes it [default on a Kubernetes node: the chart's proxy.uid; else off]
+    /// Have the kernel enrol by itself any network namespace in which this user listens on 127.0.0.1:4140, outbound
+    /// only until the agent completes it [default on a Kubernetes node: the chart's proxy.uid; else off]
     #[arg(long, value_name = "UID")]
     self_enrol_uid: Option<u32>,
     /// Have the kernel programs log each step; costs time on each connection

@@ -1,4 +1,5 @@
-//! Commands of Linkerd's that are not here: each is an error that says what to use instead, or why there is nothing to do.
+//! Commands of Linkerd's that are not here: each is an error that says what to use instead, or why there is nothing to
+//! do.
 //!
 //! Hidden, because they do nothing; understood, because fingers and scripts know them. The same list is in docs/cli.md.
 

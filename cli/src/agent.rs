@@ -1,5 +1,5 @@
-//! Connections to node agents: on a unix socket of this host, or in a pod behind the API server. There each connection runs
-//! `weft-agent connect`, because an agent listens on its socket alone.
+//! Connections to node agents: on a unix socket of this host, or in a pod behind the API server. There each connection
+//! runs `weft-agent connect`, because an agent listens on its socket alone.
 
 use std::{error::Error, io, path::Path, time::Duration};
 

@@ -1,7 +1,8 @@
 //! Arguments as Linkerd's command line takes them, rewritten to what the definitions of the commands take.
 //!
-//! Linkerd's global flags stand before or after the command, and a flag without a value may have one (`--ha=true`). Here each
-//! command has the flags that mean something to it, so that its help shows no others and clap checks them together.
+//! Linkerd's global flags stand before or after the command, and a flag without a value may have one (`--ha=true`).
+//! Here each command has the flags that mean something to it, so that its help shows no others and clap checks them
+//! together.
 
 use std::ffi::{OsStr, OsString};
 

@@ -37,8 +37,8 @@ const VIZ: &str = "weft-viz";
 /// The registry of the images. The program of a release is built with the one in which its images are.
 const REGISTRY: Option<&str> = option_env!("WEFT_REGISTRY");
 
-/// A chart of this version as an argument for helm: in the registry of the release, else the packed chart beside the program's
-/// archive.
+/// A chart of this version as an argument for helm: in the registry of the release, else the packed chart beside the
+/// program's archive.
 pub(crate) fn reference(chart: &str) -> String {
     let version = env!("CARGO_PKG_VERSION");
     match REGISTRY.filter(|registry| *registry != "localhost") {

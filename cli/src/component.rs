@@ -1,7 +1,8 @@
 //! The component weft-viz of a cluster: how the commands reach it that ask it where it is installed.
 //!
-//! It is reached by port-forward, and knows the caller by a bearer token: that of the kubeconfig, or, where the kubeconfig has a
-//! certificate or another user is impersonated, a short one of a ServiceAccount of the component, which RBAC allows or not.
+//! It is reached by port-forward, and knows the caller by a bearer token: that of the kubeconfig, or, where the
+//! kubeconfig has a certificate or another user is impersonated, a short one of a ServiceAccount of the component,
+//! which RBAC allows or not.
 
 use std::{io, time::Duration};
 
@@ -38,8 +39,8 @@ const PORT: u16 = 8085;
 const AUDIENCE: &str = "viz.weft.io";
 /// Lifetime of such a token, in seconds: a tap stays open for hours, and ends with it. What asks again gets a new one.
 const TOKEN_SECONDS: i64 = 12 * 3600;
-/// How long a connection may be silent during a request before it is pinged, and how long that answer may take: a node that dies sends
-/// nothing.
+/// How long a connection may be silent during a request before it is pinged, and how long that answer may take: a node
+/// that dies sends nothing.
 const PING: Duration = Duration::from_secs(15);
 /// The accounts that stand for callers without a token: the first may watch live requests, too.
 const ACCOUNTS: [&str; 2] = ["weft-viz-tapper", "weft-viz-viewer"];
@@ -151,7 +152,8 @@ async fn token(cluster: &Cluster) -> Result<HeaderValue> {
 }
 
 impl ClusterArgs {
-    /// The bearer token that requests to the API server have, as a header; `None` where they have none, or speak for another user.
+    /// The bearer token that requests to the API server have, as a header; `None` where they have none, or speak for
+    /// another user.
     ///
     /// # Errors
     /// When the kubeconfig, or the program that it names, gives no credentials.
@@ -162,7 +164,8 @@ impl ClusterArgs {
         }
         let failed = |error: &dyn std::fmt::Display| anyhow!("credentials of the kubeconfig: {error}");
         let Some(layer) = config.auth_layer().map_err(|error| failed(&error))? else { return Ok(None) };
-        // The layer is what knows every kind of credentials: what it adds to a request that is sent nowhere is the header.
+        // The layer is what knows every kind of credentials: what it adds to a request that is sent nowhere is the
+        // header.
         let seen = BoxService::new(layer.layer(tower::service_fn(|request: Request<Body>| {
             let header = request.headers().get(AUTHORIZATION).cloned();
             std::future::ready(Ok::<_, BoxError>(Response::new(header)))

@@ -39,7 +39,8 @@ enum Command {
     /// Show the endpoints that proxies get for authorities
     #[command(visible_alias = "ep")]
     Endpoints(endpoints::EndpointsArgs),
-    /// Show the policy that proxies get: inbound for a pod's port, outbound for a Service's, an EgressNetwork's or an address's
+    /// Show the policy that proxies get: inbound for a pod's port, outbound for a Service's, an EgressNetwork's or an
+    /// address's
     Policy(policy::PolicyArgs),
     /// Show the profile that proxies get for an address
     Profile(policy::ProfileArgs),

@@ -1,6 +1,7 @@
 //! Where the documents are that messages point to.
 
-/// The address of the folder `docs` at this version. The program of a release is built with it; others name the folder itself.
+/// The address of the folder `docs` at this version. The program of a release is built with it; others name the folder
+/// itself.
 const DOCS: Option<&str> = option_env!("WEFT_DOCS");
 
 /// A page of the documents, such as `troubleshooting.md`: its address in a release, else its path in the source tree.

@@ -1,6 +1,7 @@
-//! `weft explain`: what the kernel would do with a connection, by which rule, and what to change; in a cluster also which endpoints
-//! the pod's proxy would reach, and why one would be reached in plaintext. The agent of the pod's node answers from the kernel's maps,
-//! the destination controller as it answers proxies; this file finds the agent and resolves names. No packet is sent.
+//! `weft explain`: what the kernel would do with a connection, by which rule, and what to change; in a cluster also
+//! which endpoints the pod's proxy would reach, and why one would be reached in plaintext. The agent of the pod's node
+//! answers from the kernel's maps, the destination controller as it answers proxies; this file finds the agent and
+//! resolves names. No packet is sent.
 
 mod endpoints;
 
@@ -302,7 +303,8 @@ fn inbound_end(text: &str) -> Result<Destination> {
     Ok(Destination::Known(known))
 }
 
-/// A pod, its node, and whether its proxy refuses plaintext. Of a workload's pods, whose rules are the same, one that runs is preferred.
+/// A pod, its node, and whether its proxy refuses plaintext. Of a workload's pods, whose rules are the same, one that
+/// runs is preferred.
 pub(crate) async fn pod_in_cluster(cluster: &Cluster, selection: &Selection) -> Result<(PodRef, String, bool)> {
     let namespace = selection.namespace.as_deref().unwrap_or(&cluster.default_namespace);
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);

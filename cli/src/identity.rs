@@ -217,8 +217,8 @@ fn in_sandbox(args: &IdentityArgs, state: &State) -> Result<Vec<Found>> {
     Ok(found)
 }
 
-/// The environment of a pod's proxy, as far as the pod's definition says it: the injector's variables refer to each other
-/// and to fields of the pod.
+/// The environment of a pod's proxy, as far as the pod's definition says it: the injector's variables refer to each
+/// other and to fields of the pod.
 fn environment(pod: &Pod, proxy: &Container) -> BTreeMap<String, String> {
     let mut known: BTreeMap<String, String> = BTreeMap::new();
     for variable in proxy.env.iter().flatten() {

@@ -293,8 +293,8 @@ fn sandbox_init(spec_file: &std::path::Path) -> ExitCode {
     ExitCode::from(error.exit_code())
 }
 
-/// Runs a command. Its future is made here, in a frame of its own: in a frame of all of them they would not fit on a thread's
-/// stack in a debug build.
+/// Runs a command. Its future is made here, in a frame of its own: in a frame of all of them they would not fit on a
+/// thread's stack in a debug build.
 #[inline(never)]
 fn wait<F: Future>(command: impl FnOnce() -> F) -> Result<F::Output> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();

@@ -1,5 +1,5 @@
-//! Connections to ports of pods: in a cluster through the API server, in a sandbox in the pod's network namespace. Either
-//! way they arrive on the pod's loopback address, past its proxy.
+//! Connections to ports of pods: in a cluster through the API server, in a sandbox in the pod's network namespace.
+//! Either way they arrive on the pod's loopback address, past its proxy.
 //!
 //! ```text
 //! PodNetwork ──connect──> a port ──┬──grpc──> Channel      (discovery, policy)

@@ -1,6 +1,7 @@
 //! docs/reference/cli.md: every command, argument and option, from the definitions that `--help` is made of.
 //!
-//! A test fails while the file is not what the definitions say; `WEFT_BLESS=1 cargo test -p weft-cli reference` writes it.
+//! A test fails while the file is not what the definitions say; `WEFT_BLESS=1 cargo test -p weft-cli reference` writes
+//! it.
 
 use std::{collections::BTreeMap, env, fmt::Write as _, fs, path::Path};
 

@@ -1,5 +1,5 @@
-//! `weft sandbox`: what its subcommands take. What they do is below: [`run`] starts a sandbox, [`ps`] shows it, [`exec`]
-//! reaches into its pods and ends it. On other systems than Linux every one of them is an error.
+//! `weft sandbox`: what its subcommands take. What they do is below: [`run`] starts a sandbox, [`ps`] shows it,
+//! [`exec`] reaches into its pods and ends it. On other systems than Linux every one of them is an error.
 
 #[cfg(target_os = "linux")]
 mod exec;
@@ -89,7 +89,8 @@ struct RunArgs {
 struct PsArgs {
     #[command(flatten)]
     sandbox: Name,
-    /// Output format: wide adds owners and containers; json and yaml are the whole state, with Services, addresses and times
+    /// Output format: wide adds owners and containers; json and yaml are the whole state, with Services, addresses and
+    /// times
     #[arg(short, long, value_enum, default_value_t)]
     output: WideFormat,
 }

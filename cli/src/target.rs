@@ -1,5 +1,5 @@
-//! Where a command looks: in a sandbox of this host or in a cluster; `weft trace`, `weft status` and `weft explain` also at
-//! one agent's socket.
+//! Where a command looks: in a sandbox of this host or in a cluster; `weft trace`, `weft status` and `weft explain`
+//! also at one agent's socket.
 //!
 //! A target that is named on the command line is used. Otherwise it is the sandbox `default` if it runs, else the
 //! cluster of the current kubeconfig.

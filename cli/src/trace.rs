@@ -82,7 +82,8 @@ pub(crate) struct TraceArgs {
     /// End after this time, such as 30s or 5m
     #[arg(long, value_name = "TIME", value_parser = crate::output::duration)]
     timeout: Option<Duration>,
-    /// Output format: wide adds node, network namespace and names of addresses, json is one object a line, yaml one a document
+    /// Output format: wide adds node, network namespace and names of addresses, json is one object a line, yaml one a
+    /// document
     #[arg(short, long, value_enum, default_value_t)]
     output: WideFormat,
     #[command(flatten)]

@@ -1,5 +1,5 @@
-//! `weft stat`, `stat-inbound`, `stat-outbound`, `edges`, `routes`, `top` and `tap`: what proxies count and see. Verbs, flags and
-//! columns are those of `linkerd viz`.
+//! `weft stat`, `stat-inbound`, `stat-outbound`, `edges`, `routes`, `top` and `tap`: what proxies count and see. Verbs,
+//! flags and columns are those of `linkerd viz`.
 //!
 //! ```text
 //! flags ──> request of weft.viz.v1 ──> Source ──┬─ engine in this process ──> proxies, by port-forward or in namespaces

@@ -133,8 +133,8 @@ fn original_destination(ctx: &SockoptContext, level: i32) -> bool {
     }
 }
 
-/// Moves the original destination of a connection that waits for its proxy to the socket that the proxy accepted: it may
-/// ask again.
+/// Moves the original destination of a connection that waits for its proxy to the socket that the proxy accepted: it
+/// may ask again.
 #[inline(always)]
 fn take(sk: *mut bpf_sock, key: &FlowKey) -> Option<(Address, u16)> {
     let (destination, port) = maps::waiting(key)

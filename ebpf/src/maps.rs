@@ -101,8 +101,8 @@ impl<T> InheritedStorage<T> {
     }
 }
 
-/// The entry of a network namespace, if it belongs to a meshed pod. When it is replaced or removed, the kernel (since 6.1)
-/// writes another pod's entry into the same memory at once: before anything passes, ask [`is_current`].
+/// The entry of a network namespace, if it belongs to a meshed pod. When it is replaced or removed, the kernel (since
+/// 6.1) writes another pod's entry into the same memory at once: before anything passes, ask [`is_current`].
 #[inline(always)]
 pub(crate) fn pod(netns_cookie: u64) -> Option<&'static Pod> {
     // SAFETY: the memory remains an entry of this map until the program ends (RCU), and every bit pattern is one.
@@ -117,8 +117,8 @@ pub(crate) fn is_current(netns_cookie: u64, pod: &Pod) -> bool {
     PODS.get_ptr(netns_cookie).is_some_and(|current| ptr::eq(current, pod))
 }
 
-/// The cookie that a pod's stub left for this look-up; 0, which no namespace has, if another look-up came between them on
-/// this processor, which takes a preempted process that asks sock_diag, or a PREEMPT_RT kernel.
+/// The cookie that a pod's stub left for this look-up; 0, which no namespace has, if another look-up came between them
+/// on this processor, which takes a preempted process that asks sock_diag, or a PREEMPT_RT kernel.
 #[inline(always)]
 pub(crate) fn lookup(context: *mut bpf_sk_lookup) -> u64 {
     // SAFETY: the helper takes no context. The kernel keeps a look-up on its processor.
@@ -259,8 +259,8 @@ pub(crate) fn wait(key: &FlowKey, connection: &Waiting) -> bool {
 /// A connection that waits for its proxy.
 #[inline(always)]
 pub(crate) fn waiting(key: &FlowKey) -> Option<Waiting> {
-    // SAFETY: as in `pod`; an entry may be reused while it is read. Only the proxy's question and the agent, for entries of
-    // a minute ago, remove one, and neither happens twice.
+    // SAFETY: as in `pod`; an entry may be reused while it is read. Only the proxy's question and the agent, for
+    // entries of a minute ago, remove one, and neither happens twice.
     WAITING.get_ptr(key).map(|connection| unsafe { *connection })
 }
 
@@ -320,8 +320,8 @@ pub(crate) fn add_client(sk: *mut bpf_sock, netns_cookie: u64, state: &SocketSta
 }
 
 /// What the socket of a redirected connection dialled, wherever that is kept, for a program that runs with the socket
-/// locked; and when connect(2) was called, if that is known. An entry in the map is marked: its SYN is about to be sent,
-/// or was.
+/// locked; and when connect(2) was called, if that is known. An entry in the map is marked: its SYN is about to be
+/// sent, or was.
 #[inline(always)]
 pub(crate) fn connecting(sk: *mut bpf_sock, netns_cookie: u64, port: u16) -> Option<(&'static SocketState, u64)> {
     // SAFETY: as in `pod`. Nothing removes the entry while its socket connects.

@@ -1,6 +1,6 @@
-//! sk_lookup: steers new connections of pods to their proxies. The program cannot get the namespace in which it runs: so
-//! every pod has a stub of a few instructions, attached to its namespace, that leaves the pod's cookie and calls this one
-//! (the agent's `steering`). Without a listener, and without the pod's entry, connections are refused.
+//! sk_lookup: steers new connections of pods to their proxies. The program cannot get the namespace in which it runs:
+//! so every pod has a stub of a few instructions, attached to its namespace, that leaves the pod's cookie and calls
+//! this one (the agent's `steering`). Without a listener, and without the pod's entry, connections are refused.
 
 use core::{hint::black_box, ptr::read_volatile};
 

@@ -8,7 +8,8 @@
 //!                        └─> FLOWS, if there is no room ─> handshake: socket's storage
 //! ```
 //!
-//! Making socket storage takes longer than any other step of a redirect, so it is not done while the application connects.
+//! Making socket storage takes longer than any other step of a redirect, so it is not done while the application
+//! connects.
 
 use core::ptr::read_volatile;
 
@@ -105,8 +106,8 @@ fn announce(ctx: &SockOpsContext, sk: *mut bpf_sock) {
     }
 }
 
-/// The socket of a client is closed: what it dialled is not needed any more. And no proxy will ask about a connection that
-/// was refused.
+/// The socket of a client is closed: what it dialled is not needed any more. And no proxy will ask about a connection
+/// that was refused.
 #[inline(always)]
 fn forget_closed(ctx: &SockOpsContext, sk: *mut bpf_sock) {
     let (before, after) = (ctx.arg(0), ctx.arg(1));
@@ -120,8 +121,8 @@ fn forget_closed(ctx: &SockOpsContext, sk: *mut bpf_sock) {
     }
 }
 
-/// Requests a call at every retransmission, too: an announcement that waits that long may have been evicted. And at every
-/// change of the state, of which the last removes the client's entry.
+/// Requests a call at every retransmission, too: an announcement that waits that long may have been evicted. And at
+/// every change of the state, of which the last removes the client's entry.
 #[inline(always)]
 fn call_again(ctx: &SockOpsContext) {
     // SAFETY: the verifier checks every access to the context. Flags of programs before this one stay.
@@ -151,8 +152,8 @@ fn flow_key(ctx: &SockOpsContext, sk: *mut bpf_sock, client: End) -> FlowKey {
     FlowKey { netns_cookie, address: client.address, port: u32::from(client.port), pad: 0 }
 }
 
-/// Announces the original destination to the proxy's end of the connection. `since_ns` spares reading the clock; 0 if it is
-/// not known.
+/// Announces the original destination to the proxy's end of the connection. `since_ns` spares reading the clock; 0 if
+/// it is not known.
 #[inline(always)]
 fn hand_over(key: &FlowKey, original: End, since_ns: u64) {
     // SAFETY: reads a clock.

@@ -1,5 +1,5 @@
-//! Whether a parent accepts a route. Policies and statuses are derived from the same answer, so that a route is in force
-//! exactly where its status says so, and does not wait for the status to be written.
+//! Whether a parent accepts a route. Policies and statuses are derived from the same answer, so that a route is in
+//! force exactly where its status says so, and does not wait for the status to be written.
 
 use std::sync::Arc;
 
@@ -81,8 +81,8 @@ pub(super) fn accepted_by_server<'a>(store: &'a Store, cluster: &Cluster, server
     routes
 }
 
-/// The rate limit that is in force at a Server, with its name: of those that name the Server, the oldest, then the first
-/// by name.
+/// The rate limit that is in force at a Server, with its name: of those that name the Server, the oldest, then the
+/// first by name.
 pub(super) fn rate_limit<'a>(store: &'a Store, server: &Key) -> Option<(&'a String, &'a RateLimitRecord)> {
     let policies = store.policies(&server.namespace)?;
     let limits = policies.rate_limits_of_server.iter(&server.name);

@@ -1,4 +1,5 @@
-//! Writes the custom resource definitions of Weft's types into a directory: `crds DIRECTORY`. Run by `cargo xtask codegen`.
+//! Writes the custom resource definitions of Weft's types into a directory: `crds DIRECTORY`. Run by `cargo xtask
+//! codegen`.
 
 use std::{env, error::Error, fs, path::PathBuf};
 

@@ -111,8 +111,8 @@ fn server_authorization() -> Value {
     add_versions(crd, vec![v1alpha1])
 }
 
-/// v1alpha1 has the name `meshTls` for what is `meshTLS` later. Nothing converts, so the stored version has both, and the
-/// type reads both: otherwise the API server would drop the older name from what the control plane reads.
+/// v1alpha1 has the name `meshTls` for what is `meshTLS` later. Nothing converts, so the stored version has both, and
+/// the type reads both: otherwise the API server would drop the older name from what the control plane reads.
 fn external_workload() -> Value {
     const IDENTITY: Column = ("Identity", "string", "The workload's identity", ".spec.meshTLS.identity");
     const AGE: Column = ("Age", "date", "When it was created", ".metadata.creationTimestamp");

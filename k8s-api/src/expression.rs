@@ -2,8 +2,8 @@
 
 use regex::{Error, RegexBuilder};
 
-/// The most memory that a compiled expression may take, in bytes: a tenth of the library's own limit. Who may write a route
-/// makes the control plane and every proxy compile it.
+/// The most memory that a compiled expression may take, in bytes: a tenth of the library's own limit. Who may write a
+/// route makes the control plane and every proxy compile it.
 const MAX_COMPILED: usize = 1024 * 1024;
 
 /// Checks an expression with the library that the proxy uses.

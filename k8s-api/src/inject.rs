@@ -155,7 +155,8 @@ impl Refusal {
     }
 }
 
-/// Decides about `pod` and adds the proxy. Settings come from the pod's annotations, then the namespace's, then `config`.
+/// Decides about `pod` and adds the proxy. Settings come from the pod's annotations, then the namespace's, then
+/// `config`.
 ///
 /// # Errors
 /// When a pod that is to be injected must not start; the error names the annotation or field, and a remedy.

@@ -89,12 +89,13 @@ pub const PROXY_GID_ANNOTATION: &str = "config.linkerd.io/proxy-gid";
 pub const PROXY_EXEMPTION: &str = "weft.io/proxy-exemption";
 /// Annotation: `true` switches the pod's redirection off, in both directions, while the pod runs.
 pub const BYPASS: &str = "weft.io/bypass";
-/// Annotation of pods and namespaces: with `true`, the proxy refuses connections to endpoints without an identity instead of sending
-/// plaintext. Of Services: the proxies of all clients refuse such connections to the Service.
+/// Annotation of pods and namespaces: with `true`, the proxy refuses connections to endpoints without an identity
+/// instead of sending plaintext. Of Services: the proxies of all clients refuse such connections to the Service.
 pub const REQUIRE_MTLS: &str = "weft.io/require-mtls";
 /// Annotation: port of the tap server.
 pub const CONTROL_PORT_ANNOTATION: &str = "config.linkerd.io/control-port";
-/// Annotation of pods and namespaces, of Linkerd's tap injector: `true` lets nobody watch the pods' requests over the network.
+/// Annotation of pods and namespaces, of Linkerd's tap injector: `true` lets nobody watch the pods' requests over the
+/// network.
 pub const DISABLE_TAP: &str = "viz.linkerd.io/disable-tap";
 /// Annotation: port of the inbound listener.
 pub const INBOUND_PORT_ANNOTATION: &str = "config.linkerd.io/inbound-port";

@@ -67,7 +67,8 @@ pub struct Ignored {
 pub struct ManifestError {
     /// The file.
     pub file: Arc<Path>,
-    /// Line of the field, or of the document where the field is unknown; from 1, and absent when the file is unreadable.
+    /// Line of the field, or of the document where the field is unknown; from 1, and absent when the file is
+    /// unreadable.
     pub line: Option<usize>,
     /// Column, from 1.
     pub column: Option<usize>,

@@ -1,4 +1,5 @@
-//! What a Pod says about the proxy in it and about the workload that it belongs to, for those who look at a running mesh.
+//! What a Pod says about the proxy in it and about the workload that it belongs to, for those who look at a running
+//! mesh.
 
 use std::net::SocketAddr;
 
@@ -44,8 +45,8 @@ fn variable<'a>(container: &'a Container, name: &str) -> Option<&'a str> {
     variables.rfind(|variable| variable.name == name)?.value.as_deref()
 }
 
-/// What controls a pod, nearest first, as (kind in small letters, name): a ReplicaSet, then its Deployment, which is recognised
-/// by the hash of the pod's template. A CronJob is not in the list: the pod does not name it.
+/// What controls a pod, nearest first, as (kind in small letters, name): a ReplicaSet, then its Deployment, which is
+/// recognised by the hash of the pod's template. A CronJob is not in the list: the pod does not name it.
 pub fn owners(pod: &Pod) -> Vec<(String, String)> {
     let Some(owner) = pod.metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
     else {
@@ -61,7 +62,8 @@ pub fn owners(pod: &Pod) -> Vec<(String, String)> {
     owners
 }
 
-/// A pod's status in a word or two, as `kubectl get pods` has it: `Running`, `Init:1/2`, `CrashLoopBackOff`, `Terminating`.
+/// A pod's status in a word or two, as `kubectl get pods` has it: `Running`, `Init:1/2`, `CrashLoopBackOff`,
+/// `Terminating`.
 pub fn status(pod: &Pod) -> String {
     let Some(status) = &pod.status else { return "Pending".to_owned() };
     let phase = status.phase.as_deref().unwrap_or("Unknown");

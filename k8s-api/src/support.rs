@@ -1,8 +1,8 @@
 //! How Weft treats each setting of Linkerd: it works, it has no meaning here, or it is not supported yet.
 //!
 //! One table for every part that needs it: warnings at admission, `weft check`, refusals of the chart, warnings of the
-//! proxy, and docs/compatibility.md. `cargo run -p weft-k8s-api --example support` writes the last three; a test fails if
-//! they are outdated.
+//! proxy, and docs/compatibility.md. `cargo run -p weft-k8s-api --example support` writes the last three; a test fails
+//! if they are outdated.
 
 mod annotations;
 mod kinds;

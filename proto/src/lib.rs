@@ -1,5 +1,5 @@
-//! Weft's gRPC APIs: our own of the agent and of `weft-viz`, Linkerd's proxy API under one name, the SPIFFE Workload API, and OpenTelemetry's export of
-//! spans.
+//! Weft's gRPC APIs: our own of the agent and of `weft-viz`, Linkerd's proxy API under one name, the SPIFFE Workload
+//! API, and OpenTelemetry's export of spans.
 //!
 //! Owns the `.proto` files in `proto/`, the code generated from them, and conversions between message types and
 //! the standard library's. Refuses to decide anything: a conversion either succeeds or says what is malformed.
@@ -35,6 +35,6 @@ pub mod otlp {
 /// Linkerd's proxy API, as published in the crate `linkerd2-proxy-api`.
 pub use linkerd2_proxy_api as linkerd;
 
-/// The definitions of the destination and policy APIs in [`linkerd`], as an encoded `google.protobuf.FileDescriptorSet`:
-/// the names of fields and choices, which generated code does not have.
+/// The definitions of the destination and policy APIs in [`linkerd`], as an encoded
+/// `google.protobuf.FileDescriptorSet`: the names of fields and choices, which generated code does not have.
 pub const LINKERD_DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/linkerd.descriptors"));

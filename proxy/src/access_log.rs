@@ -1,7 +1,8 @@
 //! The access log: a line on standard error about each inbound request, written when its response ends.
 //!
-//! Owns the two formats, which are Linkerd's (`linkerd/http/access-log`, `linkerd/tracing/src/access_log.rs`). A line never waits
-//! for its reader ([`LineWriter`]). What clients choose is escaped, so that a line is always one, and cut to a bound.
+//! Owns the two formats, which are Linkerd's (`linkerd/http/access-log`, `linkerd/tracing/src/access_log.rs`). A line
+//! never waits for its reader ([`LineWriter`]). What clients choose is escaped, so that a line is always one, and cut
+//! to a bound.
 
 use std::{
     borrow::Cow,

@@ -54,7 +54,8 @@ pub(crate) struct Config {
     /// Address of policy.
     pub(crate) policy: PolicyConfig,
     /// How long an HTTP/1 client may take from the end of one exchange to the end of the next request's head
-    /// (`WEFT_PROXY_HTTP1_IDLE_TIMEOUT`). 10 min: longer than Prometheus and common pools keep connections, so that they close first.
+    /// (`WEFT_PROXY_HTTP1_IDLE_TIMEOUT`). 10 min: longer than Prometheus and common pools keep connections, so that
+    /// they close first.
     pub(crate) http1_client_timeout: Duration,
     /// How long unused series are kept. Linkerd's default: 10 min.
     pub(crate) metrics_retain_idle: Duration,
@@ -68,14 +69,16 @@ pub(crate) struct Config {
     pub(crate) shutdown_grace_period: Duration,
     /// Filter of the log (`LINKERD2_PROXY_LOG`).
     pub(crate) log: String,
-    /// Whether headers of requests and responses are logged at the level `debug`: only where a filter is set that does not exclude
-    /// them, as the injector's does unless `proxy-log-http-headers` is `insecure`. A change of the level has no effect on it.
+    /// Whether headers of requests and responses are logged at the level `debug`: only where a filter is set that does
+    /// not exclude them, as the injector's does unless `proxy-log-http-headers` is `insecure`. A change of the level
+    /// has no effect on it.
     pub(crate) log_headers: bool,
     /// Whether log lines are JSON.
     pub(crate) log_json: bool,
     /// Format of the lines about inbound requests; `None` writes none.
     pub(crate) access_log: Option<AccessLogFormat>,
-    /// Whether readiness waits until the kernel attests that both directions are redirected (`WEFT_PROXY_REQUIRE_REDIRECT`).
+    /// Whether readiness waits until the kernel attests that both directions are redirected
+    /// (`WEFT_PROXY_REQUIRE_REDIRECT`).
     pub(crate) require_redirect: bool,
 }
 
@@ -490,7 +493,8 @@ impl Config {
         })
     }
 
-    /// Limits of streams of a service of the control plane: none if it is in this very pod, from where it cannot vanish unnoticed.
+    /// Limits of streams of a service of the control plane: none if it is in this very pod, from where it cannot vanish
+    /// unnoticed.
     pub(crate) fn stream_limits(&self, service: &ControlAddr) -> StreamLimits {
         if service.is_loopback() { StreamLimits::default() } else { self.control_streams }
     }

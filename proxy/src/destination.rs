@@ -1,7 +1,7 @@
 //! What discovery looks up: the address that a connection was made to, or the name and port in a header.
 //!
-//! Owns the syntax of names. Refuses what is no DNS name: a name becomes part of questions to the control plane, of headers and
-//! of log lines, and an application or another cluster chooses it.
+//! Owns the syntax of names. Refuses what is no DNS name: a name becomes part of questions to the control plane, of
+//! headers and of log lines, and an application or another cluster chooses it.
 
 use std::{fmt, net::SocketAddr, num::NonZeroU16, sync::Arc};
 

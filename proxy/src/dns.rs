@@ -1,4 +1,5 @@
-//! Finds the addresses of control-plane services: SRV records first, because headless services have one per pod, then A and AAAA.
+//! Finds the addresses of control-plane services: SRV records first, because headless services have one per pod, then A
+//! and AAAA.
 //!
 //! Refuses to resolve anything for applications: their destinations are addresses already.
 

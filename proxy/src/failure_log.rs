@@ -1,9 +1,9 @@
 //! Log lines about requests and connections that failed, with linkerd2-proxy's levels and words
 //! (`linkerd/app/core/src/errors/respond.rs`, `linkerd/app/core/src/serve.rs`).
 //!
-//! Bounded: each line is formatted by the worker that serves traffic, and lines that find the log's buffer full are lost, whatever they
-//! are about. Failures beyond a number a second are left to DEBUG and to the metrics; the next line says how many there were. Refuses
-//! to log answers of policy, which are not failures.
+//! Bounded: each line is formatted by the worker that serves traffic, and lines that find the log's buffer full are
+//! lost, whatever they are about. Failures beyond a number a second are left to DEBUG and to the metrics; the next line
+//! says how many there were. Refuses to log answers of policy, which are not failures.
 
 use std::{error::Error, fmt, io, net::SocketAddr, time::Duration};
 
@@ -75,8 +75,8 @@ impl FailureLog {
         }
     }
 
-    /// A connection of `client` to `dst` ended because of `error`. What a peer may always do, such as a reset, and what policy decides
-    /// (`is_expected`) is left to DEBUG.
+    /// A connection of `client` to `dst` ended because of `error`. What a peer may always do, such as a reset, and what
+    /// policy decides (`is_expected`) is left to DEBUG.
     pub(crate) fn connection(
         &self,
         error: &(dyn Error + 'static),

@@ -102,8 +102,8 @@ pub fn request(bytes: &[u8]) {
     assert!(!request.headers().contains_key(http::header::CONNECTION));
 }
 
-/// Parses the head of an HTTP/1 response: `HTTP/1.1 STATUS REASON` and headers, one a line. It is then sent to the client's proxy over
-/// HTTP/2, where it becomes HTTP/1 again.
+/// Parses the head of an HTTP/1 response: `HTTP/1.1 STATUS REASON` and headers, one a line. It is then sent to the
+/// client's proxy over HTTP/2, where it becomes HTTP/1 again.
 pub fn response(bytes: &[u8]) {
     let mut fields = [httparse::EMPTY_HEADER; 32];
     let mut parsed = httparse::Response::new(&mut fields);
@@ -142,8 +142,8 @@ pub fn tap_match(bytes: &[u8]) {
     assert_eq!(inverse.ok(), found.ok().map(|found| Match::Not(Box::new(found))));
 }
 
-/// Reads the headers with which an application sets a request's terms, their values one a line. Where they are not allowed they
-/// change nothing; where they are they end here, and nobody is granted more than 100 retries.
+/// Reads the headers with which an application sets a request's terms, their values one a line. Where they are not
+/// allowed they change nothing; where they are they end here, and nobody is granted more than 100 retries.
 pub fn overrides(bytes: &[u8]) {
     let mut headers = HeaderMap::new();
     for (name, value) in OVERRIDES.into_iter().zip(bytes.split(|byte| *byte == b'\n')) {
@@ -159,8 +159,8 @@ pub fn overrides(bytes: &[u8]) {
     assert!(terms.retry.is_none_or(|retry| retry.limit <= 100));
 }
 
-/// Reads the headers that say which trace a request belongs to, their values one a line. A trace that was read and is written with
-/// another span is the same trace when the next proxy reads it.
+/// Reads the headers that say which trace a request belongs to, their values one a line. A trace that was read and is
+/// written with another span is the same trace when the next proxy reads it.
 pub fn trace_context(bytes: &[u8]) {
     let mut headers = HeaderMap::new();
     for (name, value) in TRACES.into_iter().zip(bytes.split(|byte| *byte == b'\n')) {
@@ -179,20 +179,21 @@ pub fn trace_context(bytes: &[u8]) {
     assert_eq!(written.len(), headers.len());
 }
 
-/// Reads a port's policy, an `inbound.Server`. It is understood as a whole, and then those clients get in that it admits, or denies every
-/// client.
+/// Reads a port's policy, an `inbound.Server`. It is understood as a whole, and then those clients get in that it
+/// admits, or denies every client.
 pub fn inbound_policy(bytes: &[u8]) {
     inbound::policy(bytes);
 }
 
-/// Reads a destination's policy, an `outbound.OutboundPolicy`. It is understood as a whole, within bounds, or refuses every request and
-/// connection.
+/// Reads a destination's policy, an `outbound.OutboundPolicy`. It is understood as a whole, within bounds, or refuses
+/// every request and connection.
 pub fn outbound_policy(bytes: &[u8]) {
     outbound::policy(bytes);
 }
 
-/// Changes one field of the protobuf message in the first `size` bytes of `data`; returns the new size, at most `max_size`. Now and then, and
-/// where there is no message, `change_bytes` changes the bytes: libFuzzer's `fuzzer_mutate`, which takes and returns the same sizes.
+/// Changes one field of the protobuf message in the first `size` bytes of `data`; returns the new size, at most
+/// `max_size`. Now and then, and where there is no message, `change_bytes` changes the bytes: libFuzzer's
+/// `fuzzer_mutate`, which takes and returns the same sizes.
 pub fn mutate_message(
     data: &mut [u8],
     size: usize,

@@ -310,8 +310,8 @@ fn refresh_after(expiry: SystemTime, now: SystemTime, config: &ControllerIdentit
     remaining.mul_f64(REFRESH_AT).min(config.max_refresh).mul_f64(spread).max(config.min_refresh)
 }
 
-/// Waits for a time that has come when either clock says so. Timers stand still while a machine sleeps, and certificates
-/// expire by the wall clock, which may be set.
+/// Waits for a time that has come when either clock says so. Timers stand still while a machine sleeps, and
+/// certificates expire by the wall clock, which may be set.
 async fn wait(pause: Duration) {
     let (began, due) = (Instant::now(), SystemTime::now().checked_add(pause));
     loop {

@@ -52,7 +52,8 @@ use tls::TlsServer;
 /// The most kinds of connections whose counters are remembered; beyond it they are looked up again.
 const SOURCES: usize = 1024;
 
-/// Serves a connection of which everything is known. A future of its own: the one that finds out is far larger, and is freed before.
+/// Serves a connection of which everything is known. A future of its own: the one that finds out is far larger, and is
+/// freed before.
 type Serving = BoxFuture<'static, Result<(), ConnectionError>>;
 
 /// State that the connections of one worker share.

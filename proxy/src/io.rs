@@ -80,7 +80,8 @@ impl<S> Io<S> {
 }
 
 impl<S: AsyncRead + Unpin> Io<S> {
-    /// Waits until there is something to read, or the stream has ended or failed, without a buffer: the first byte is read ahead.
+    /// Waits until there is something to read, or the stream has ended or failed, without a buffer: the first byte is
+    /// read ahead.
     pub(crate) async fn readable(&mut self) {
         let mut first = [0];
         if self.read(&mut first).await.is_ok_and(|length| length == 1) {

@@ -268,8 +268,8 @@ impl Ports {
         }
     }
 
-    /// Remembers an answer. Beyond the number that is kept, answers with a resource take the places of those without one, which
-    /// a client gets by a scan of all ports.
+    /// Remembers an answer. Beyond the number that is kept, answers with a resource take the places of those without
+    /// one, which a client gets by a scan of all ports.
     fn remember(&mut self, number: u16, policy: Arc<ServerPolicy>) {
         if self.last.len() >= UNDECLARED_PORTS {
             let default = self.last.iter().find(|(_, policy)| policy.meta.is_default()).map(|(number, _)| *number);

@@ -7,8 +7,8 @@
 //! status and grpc-status                          -> success or failure                             classify
 //! ```
 //!
-//! `outbound::http` drives these for requests of the application: it sends, waits and reports what happened. Bodies that can be
-//! sent again are `http::replay`, bodies under deadlines `http::timed`. Refuses sockets, tasks and timers.
+//! `outbound::http` drives these for requests of the application: it sends, waits and reports what happened. Bodies
+//! that can be sent again are `http::replay`, bodies under deadlines `http::timed`. Refuses sockets, tasks and timers.
 
 pub(crate) mod attempts;
 pub(crate) mod backoff;

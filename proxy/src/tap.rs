@@ -5,8 +5,9 @@
 //! request ─> Taps::begin ─> Tapped: responded, data, end ─> events, up to 400 that wait ─> stream of the client
 //! ```
 //!
-//! Owns the open taps and what they see. The request path only reports: while nobody taps, that is one relaxed load for a request, and
-//! a tap whose client does not read loses events instead of delaying a request. Refuses to know where requests go.
+//! Owns the open taps and what they see. The request path only reports: while nobody taps, that is one relaxed load for
+//! a request, and a tap whose client does not read loses events instead of delaying a request. Refuses to know where
+//! requests go.
 
 mod event;
 pub(crate) mod matching;
@@ -32,8 +33,8 @@ pub(crate) use subject::{Subject, without_prefix};
 
 /// The most taps at a time. Linkerd's tools open one for each command; a dashboard, one for each view.
 const MAX_TAPS: usize = 16;
-/// Events of one tap that wait for its client: Linkerd's number. With the bounds of [`event`] all taps hold 200 MiB at the very most;
-/// an event is rarely above 1 KiB.
+/// Events of one tap that wait for its client: Linkerd's number. With the bounds of [`event`] all taps hold 200 MiB at
+/// the very most; an event is rarely above 1 KiB.
 const BUFFERED_EVENTS: usize = 400;
 
 /// The open taps.
@@ -72,8 +73,8 @@ struct Observation {
 }
 
 impl Taps {
-    /// Opens a tap; `None` if there are too many. Its events end when it is closed or has seen `limit` requests, and those it saw
-    /// have ended.
+    /// Opens a tap; `None` if there are too many. Its events end when it is closed or has seen `limit` requests, and
+    /// those it saw have ended.
     pub(crate) fn open(
         &self,
         matches: Match,

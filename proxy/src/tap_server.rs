@@ -1,7 +1,7 @@
 //! The tap server: `io.linkerd.proxy.tap.Tap/Observe` on the control port.
 //!
-//! Owns who may tap: the client that the settings name, by its certificate, and processes of the pod itself, over loopback. Everybody
-//! else gets UNAUTHENTICATED.
+//! Owns who may tap: the client that the settings name, by its certificate, and processes of the pod itself, over
+//! loopback. Everybody else gets UNAUTHENTICATED.
 
 use std::{
     pin::Pin,

@@ -1,4 +1,5 @@
-//! What tests of every part need: servers on loopback, waiting for what comes later, the log, and processes of their own.
+//! What tests of every part need: servers on loopback, waiting for what comes later, the log, and processes of their
+//! own.
 
 use std::{
     fmt::Display,
@@ -30,7 +31,8 @@ pub(crate) async fn serve_each<F>(mut serve: impl FnMut(TcpStream) -> F + Send +
 where
     F: Future<Output: Send> + Send + 'static,
 {
-    // tokio's own queue has 128 places. A connection that finds none takes a second, more than the proxy waits for the application.
+    // tokio's own queue has 128 places. A connection that finds none takes a second, more than the proxy waits for the
+    // application.
     let listener = TcpListener::from_std(listen::bind("127.0.0.1:0".parse().unwrap(), 1).unwrap().remove(0)).unwrap();
     let addr = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -87,8 +89,8 @@ pub(crate) fn role() -> Option<String> {
 /// The filter that a stock injector sets, with the levels that `weft_runtime::telemetry` adds for this crate.
 pub(crate) const INJECTORS_FILTER: &str = "warn,linkerd=info,hickory=error,[{headers}]=off,[{request}]=off,weft=info";
 
-/// A second subscriber of the process. While there is one alone, tracing asks the thread that comes to a line first, which may be
-/// another test's, and then leaves the line out everywhere.
+/// A second subscriber of the process. While there is one alone, tracing asks the thread that comes to a line first,
+/// which may be another test's, and then leaves the line out everywhere.
 static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::default()));
 
 /// What a thread logs.

@@ -6,15 +6,18 @@
 //!                                                                      control thread: Exporter ─> OTLP over gRPC ─> collector
 //! ```
 //!
-//! A proxy never begins a trace: a request without a context, or with one that is not sampled, passes as it is. Otherwise each side of
-//! the proxy adds two spans, a server's and below it a client's, and the next hop's parent is the last of them. A span ends with the
-//! head of the response. Owns contexts, spans and their export; refuses to delay a request: what finds no room is dropped and counted.
+//! A proxy never begins a trace: a request without a context, or with one that is not sampled, passes as it is.
+//! Otherwise each side of the proxy adds two spans, a server's and below it a client's, and the next hop's parent is
+//! the last of them. A span ends with the head of the response. Owns contexts, spans and their export; refuses to delay
+//! a request: what finds no room is dropped and counted.
 //!
-//! OpenTelemetry's SDK is not used. It would do the part on the request path with a tracer, a context in a thread-local variable, and
-//! a span behind locks, and its batches by a thread or a runtime of its own; what the proxy needs of it is a queue and a timer. Its
-//! crate of messages depends on the SDK, so that the messages are generated from `proto/opentelemetry`.
+//! OpenTelemetry's SDK is not used. It would do the part on the request path with a tracer, a context in a thread-local
+//! variable, and a span behind locks, and its batches by a thread or a runtime of its own; what the proxy needs of it
+//! is a queue and a timer. Its crate of messages depends on the SDK, so that the messages are generated from
+//! `proto/opentelemetry`.
 //!
-//! Without a collector, a request pays for the test of one `Option`; with one but without a context, for four look-ups of headers.
+//! Without a collector, a request pays for the test of one `Option`; with one but without a context, for four look-ups
+//! of headers.
 
 mod attributes;
 mod context;

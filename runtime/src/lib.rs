@@ -2,8 +2,8 @@
 //!
 //! Owns start and end: telemetry ([`telemetry`]), the metrics registry ([`metrics`]), the HTTP server and its limits
 //! ([`server`]), the admin server on it ([`admin`]), readiness ([`readiness`]), signals ([`signal`]), supervised tasks
-//! ([`tasks`]), open files ([`files`]), access to the process ([`dumpable`]) and draining ([`drain`]). Refuses to know the
-//! purpose of the process.
+//! ([`tasks`]), open files ([`files`]), access to the process ([`dumpable`]) and draining ([`drain`]). Refuses to know
+//! the purpose of the process.
 //!
 //! ```text
 //! telemetry::init ─> Tasks::spawn(..)* ─> run_until(signal::shutdown()) ─> Drain::drain(deadline) ─> exit

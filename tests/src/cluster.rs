@@ -208,7 +208,8 @@ impl Cluster {
 }
 
 impl Load {
-    /// Names what happens from now on; the report says of each failure in what phase it was. For loads with `--until-eof`.
+    /// Names what happens from now on; the report says of each failure in what phase it was. For loads with
+    /// `--until-eof`.
     ///
     /// # Errors
     /// When the client has ended.

@@ -1,4 +1,5 @@
-//! A real Prometheus that scrapes a sandbox's proxies with the relabelling of the chart's PodMonitor, which is Linkerd's.
+//! A real Prometheus that scrapes a sandbox's proxies with the relabelling of the chart's PodMonitor, which is
+//! Linkerd's.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,7 +1,8 @@
-//! `weft check` of clusters that are broken in one way each: the first failure that a healthy installation does not have names
-//! what was broken.
+//! `weft check` of clusters that are broken in one way each: the first failure that a healthy installation does not
+//! have names what was broken.
 //!
-//! The installation is real, but nothing runs: the API server has no nodes. What is not ready without nodes fails in every row and is left out.
+//! The installation is real, but nothing runs: the API server has no nodes. What is not ready without nodes fails in
+//! every row and is left out.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,5 @@
-//! What a release consists of, as somebody who has nothing else gets it: charts from a registry, the command line by the script.
+//! What a release consists of, as somebody who has nothing else gets it: charts from a registry, the command line by
+//! the script.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -58,8 +58,8 @@ async fn answered_by_all(mesh: &Mesh, arguments: &[&str], replicas: usize) -> Re
     report
 }
 
-/// Sends requests from the client until something else has happened. A stream of events is open once the agent has answered; the
-/// kernel's switch follows at once, so a single request may come before it.
+/// Sends requests from the client until something else has happened. A stream of events is open once the agent has
+/// answered; the kernel's switch follows at once, so a single request may come before it.
 async fn until_seen<T>(mesh: &Mesh, seen: impl Future<Output = T>) -> T {
     let requests = async {
         eventually("an event", Duration::from_secs(60), async || {
@@ -390,7 +390,8 @@ fn loot(pid: i32) -> [Result<(), Option<i32>>; 3] {
         .map(|result| result.map_err(|error| error.raw_os_error()))
 }
 
-/// As in a pod whose containers share their processes: the kernel asks for the user and the group, and for nothing else.
+/// As in a pod whose containers share their processes: the kernel asks for the user and the group, and for nothing
+/// else.
 #[test]
 fn a_process_of_the_proxys_user_does_not_get_into_the_proxy() {
     MESH.test(async |mesh| {

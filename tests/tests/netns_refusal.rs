@@ -1,5 +1,5 @@
-//! How a proxy starts and ends. One that cannot prove its identity does not serve: it names the broken setting and exits with
-//! 64, whichever setting it is, and never falls back to a plaintext inbound listener.
+//! How a proxy starts and ends. One that cannot prove its identity does not serve: it names the broken setting and
+//! exits with 64, whichever setting it is, and never falls back to a plaintext inbound listener.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -155,7 +155,8 @@ async fn a_port_that_is_taken_is_named_and_ends_the_proxy_with_1() {
     assert!(stderr.contains(&format!("admin on {address}")), "{stderr}");
 }
 
-/// The kernel accepts connections from the start, so that none is refused; the identity controller of this proxy never answers.
+/// The kernel accepts connections from the start, so that none is refused; the identity controller of this proxy never
+/// answers.
 #[tokio::test]
 async fn without_a_certificate_connections_wait_and_a_signal_ends_the_proxy_with_0() {
     let (inbound, outbound, admin) = (unused_address(), unused_address(), unused_address());

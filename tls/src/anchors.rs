@@ -58,7 +58,8 @@ impl TrustAnchors {
         Ok(Self { store: Arc::new(store), certificates: certificates.into() })
     }
 
-    /// These anchors and those of a trust bundle of the SPIFFE Workload API: the DER of its certificates, one directly after the other.
+    /// These anchors and those of a trust bundle of the SPIFFE Workload API: the DER of its certificates, one directly
+    /// after the other.
     ///
     /// # Errors
     /// When the bundle is not DER, or contains a certificate that rustls cannot use: nothing is skipped silently.

@@ -71,8 +71,8 @@ impl Credentials {
         Self::with_key(name, key.to_rustls(), leaf_der, intermediates, anchors)
     }
 
-    /// The same for an X.509-SVID as the SPIFFE Workload API delivers it: `chain` is the leaf's DER and directly after it
-    /// that of its intermediates, `key` is PKCS#8 DER of any kind that TLS signs with.
+    /// The same for an X.509-SVID as the SPIFFE Workload API delivers it: `chain` is the leaf's DER and directly after
+    /// it that of its intermediates, `key` is PKCS#8 DER of any kind that TLS signs with.
     ///
     /// # Errors
     /// See [`CredentialsError`]; the caller should keep its credentials and wait for the next SVID.
@@ -124,7 +124,8 @@ impl Credentials {
         self.expiry
     }
 
-    /// Whether peers refuse the certificate at `now`. It is valid for the whole second of its end (RFC 5280 section 4.1.2.5).
+    /// Whether peers refuse the certificate at `now`. It is valid for the whole second of its end (RFC 5280 section
+    /// 4.1.2.5).
     #[must_use]
     pub fn has_expired(&self, now: SystemTime) -> bool {
         now.duration_since(self.expiry).is_ok_and(|since| since >= Duration::from_secs(1))

@@ -110,8 +110,8 @@ pub fn chain(certificates: &[CertificateDer<'_>]) -> Result<Vec<Certificate>, In
     certificates.iter().enumerate().map(|(index, der)| read(der).map_err(|reason| broken(index, reason))).collect()
 }
 
-/// Configuration of a client that inspects a server's certificates: it accepts every chain whose key the server has, and
-/// presents none. Do not send data over such a connection: the server is not authenticated.
+/// Configuration of a client that inspects a server's certificates: it accepts every chain whose key the server has,
+/// and presents none. Do not send data over such a connection: the server is not authenticated.
 #[must_use]
 pub fn inspection_config() -> Arc<ClientConfig> {
     let provider = crypto_provider();
@@ -124,8 +124,8 @@ pub fn inspection_config() -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
-/// Verifies a workload's chain (leaf first) as a client in the mesh would that trusts `anchors` and expects `identity`, at this
-/// moment.
+/// Verifies a workload's chain (leaf first) as a client in the mesh would that trusts `anchors` and expects `identity`,
+/// at this moment.
 ///
 /// # Errors
 /// See [`ServerError`].

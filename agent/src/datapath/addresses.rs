@@ -1,8 +1,9 @@
 //! The addresses of a network namespace, from the kernel's rtnetlink(7).
 //!
-//! A pod with CAP_NET_ADMIN, or in a user namespace of its own, may give its namespace a million addresses, or thousands
-//! of links. So links are asked one by one, loopback not at all, and a bounded number of addresses is kept: an entry holds
-//! few ([`weft_ebpf_abi::pod::ADDRESSES`]), and the pod's own that the API server knows is chosen among them.
+//! A pod with CAP_NET_ADMIN, or in a user namespace of its own, may give its namespace a million addresses, or
+//! thousands of links. So links are asked one by one, loopback not at all, and a bounded number of addresses is kept:
+//! an entry holds few ([`weft_ebpf_abi::pod::ADDRESSES`]), and the pod's own that the API server knows is chosen among
+//! them.
 
 use std::{collections::BTreeSet, io, net::IpAddr, ops::ControlFlow, time::Instant};
 

@@ -167,8 +167,8 @@ struct LinkInfo {
 
 /// Lets an async task wait until the owner of a descriptor, of a map or another object, has records.
 pub(crate) fn readable<T: AsFd + AsRawFd>(owner: T) -> io::Result<AsyncFd<T>> {
-    // SAFETY: aya's ring buffers and loggers, and `OwnedFd`, own their descriptor, name the same one always, and live as
-    // long as the registration, which owns them.
+    // SAFETY: aya's ring buffers and loggers, and `OwnedFd`, own their descriptor, name the same one always, and live
+    // as long as the registration, which owns them.
     unsafe { AsyncFd::register_with_interest(owner, Interest::READABLE) }.map_err(io::Error::from)
 }
 

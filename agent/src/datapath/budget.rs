@@ -1,5 +1,6 @@
-//! How many entries in the maps of rules the pods of one namespace may have. A pod's owner chooses its skipped ports and
-//! subnets, and the maps are the node's: without a limit, one tenant's pods could leave no room for those of others.
+//! How many entries in the maps of rules the pods of one namespace may have. A pod's owner chooses its skipped ports
+//! and subnets, and the maps are the node's: without a limit, one tenant's pods could leave no room for those of
+//! others.
 //!
 //! Half of a map is kept for pods with few entries, which nearly all pods are. Pods with more share the other half, and
 //! those of one namespace may have a quarter of that.
@@ -46,8 +47,8 @@ impl RuleMap {
         self.shared() / 4
     }
 
-    /// Whether a pod of this namespace may have so many entries beside `others`: the namespaces of the node's other pods,
-    /// as far as they are known, and their entries.
+    /// Whether a pod of this namespace may have so many entries beside `others`: the namespaces of the node's other
+    /// pods, as far as they are known, and their entries.
     ///
     /// # Errors
     /// Says which limit stands against it.

@@ -69,8 +69,8 @@ pub(crate) trait Kernel: Send {
     /// Removes the pods whose network namespaces are gone, as far as their links say so.
     fn collect_garbage(&mut self) -> Result<Collected, DatapathError>;
 
-    /// Removes suspects of [`Self::collect_garbage`] that a search of the node's processes did not find. Returns the cookies
-    /// of those that are still suspect.
+    /// Removes suspects of [`Self::collect_garbage`] that a search of the node's processes did not find. Returns the
+    /// cookies of those that are still suspect.
     fn remove_absent(&mut self, absent: &BTreeSet<u64>) -> Result<Vec<u64>, DatapathError>;
 
     /// Pods and counters, at most `max_age` old.
@@ -118,9 +118,9 @@ pub(crate) enum Begun {
     /// changed yet.
     Search {
         search: Search,
-        /// The new rules name another process as the proxy of a pod whose inbound connections are redirected, or another port
-        /// of its own: nothing changes until its listeners are found. Otherwise the pod is new, and its own connections do not wait for a
-        /// search that fails.
+        /// The new rules name another process as the proxy of a pod whose inbound connections are redirected, or
+        /// another port of its own: nothing changes until its listeners are found. Otherwise the pod is new, and its
+        /// own connections do not wait for a search that fails.
         is_needed: bool,
     },
     /// The proxy began to listen before the programs could record it, or does not listen yet.
@@ -239,8 +239,8 @@ impl Handle {
         }
     }
 
-    /// Finds a proxy's listeners. With the rules in force (`in_force`), the programs record a proxy that begins to listen
-    /// meanwhile: then there is less to take, or nothing.
+    /// Finds a proxy's listeners. With the rules in force (`in_force`), the programs record a proxy that begins to
+    /// listen meanwhile: then there is less to take, or nothing.
     async fn find_listeners(
         &self,
         netns: &Arc<Netns>,

@@ -1,5 +1,5 @@
-//! Dumps of the kernel's tables by netlink(7). A pod may determine how long such a table is, so that its reader says when
-//! it has enough, and a deadline ends what takes too long. Refuses to know what the tables contain.
+//! Dumps of the kernel's tables by netlink(7). A pod may determine how long such a table is, so that its reader says
+//! when it has enough, and a deadline ends what takes too long. Refuses to know what the tables contain.
 
 use std::{io, ops::ControlFlow, time::Instant};
 

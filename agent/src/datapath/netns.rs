@@ -2,8 +2,8 @@
 //! inside: a few threads enter, and do nothing else.
 //!
 //! A pod determines how much there is to say about its namespace. So every visit has a deadline, visits of several
-//! namespaces run side by side, and the search for namespaces that are gone, which enters all of the node's, has a thread
-//! of its own.
+//! namespaces run side by side, and the search for namespaces that are gone, which enters all of the node's, has a
+//! thread of its own.
 
 use std::{
     collections::BTreeSet,
@@ -209,8 +209,9 @@ mod tests {
 
     use super::*;
 
-    /// Which of 71 and 72 is absent, and the number of queries, given processes by number, each with its namespace's inode
-    /// (`None` if it has exited) and the cookie (`None` if the query fails), and the number of queries before it is late.
+    /// Which of 71 and 72 is absent, and the number of queries, given processes by number, each with its namespace's
+    /// inode (`None` if it has exited) and the cookie (`None` if the query fails), and the number of queries before it
+    /// is late.
     fn absent_of(processes: &[(Option<u64>, Option<u64>)], late: usize) -> (Vec<u64>, usize) {
         let of = |path: &Path| processes[path.to_str().unwrap().parse::<usize>().unwrap()];
         let exited = || io::Error::from_raw_os_error(libc::ESRCH);

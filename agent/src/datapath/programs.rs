@@ -57,8 +57,8 @@ struct CgroupProgram {
 const SOCK_CREATE: CgroupProgram =
     CgroupProgram { name: "weft_sock_create", pin: "sock_create", hook: AttachType::SockCreate };
 
-/// In the order of attachment and of replacement: programs that answer for redirected connections come before those that
-/// hand them over, and these before those that redirect.
+/// In the order of attachment and of replacement: programs that answer for redirected connections come before those
+/// that hand them over, and these before those that redirect.
 const CGROUP_PROGRAMS: [CgroupProgram; 8] = [
     CgroupProgram { name: "weft_post_bind4", pin: "post_bind4", hook: AttachType::PostBind4 },
     CgroupProgram { name: "weft_post_bind6", pin: "post_bind6", hook: AttachType::PostBind6 },
@@ -288,8 +288,8 @@ fn beyond(ranges: &str) -> Option<u32> {
     ranges.trim().rsplit(['-', ',']).next()?.parse::<u32>().ok()?.checked_add(1)
 }
 
-/// Detaches the programs that redirect. Those that answer for redirected connections stay: a proxy may not have asked about
-/// the last ones yet. True if there were pods.
+/// Detaches the programs that redirect. Those that answer for redirected connections stay: a proxy may not have asked
+/// about the last ones yet. True if there were pods.
 pub(crate) fn stop(pins: &Pins) -> Result<bool, ProgramsError> {
     if !pins.exists()? {
         return Ok(false);

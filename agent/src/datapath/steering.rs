@@ -1,15 +1,15 @@
-//! The programs that steer pods' inbound connections. The kernel runs a program of a network namespace and does not tell
-//! it which: so each pod has a stub of a few instructions with its cookie, and one program does the work for all of them.
-//! A stub takes some 200 us to load, for which a hundred pods that start at once would wait: so some are always loaded
-//! without a pod. Until a stub has a cookie it would refuse every connection, and it is not attached.
+//! The programs that steer pods' inbound connections. The kernel runs a program of a network namespace and does not
+//! tell it which: so each pod has a stub of a few instructions with its cookie, and one program does the work for all
+//! of them. A stub takes some 200 us to load, for which a hundred pods that start at once would wait: so some are
+//! always loaded without a pod. Until a stub has a cookie it would refuse every connection, and it is not attached.
 //!
 //! ```text
 //! connection arrives ─> the pod's stub: context and cookie into LOOKUPS ─tail call by STEERING─> weft_sk_lookup
 //! ```
 //!
-//! Between the two, another look-up may run on the same processor. The shared program takes a cookie only if it was left
-//! with the address of its own context, which no other look-up has at the same time; else it refuses the connection.
-//! Refuses to create or change pinned maps, but for the one element of STEERING.
+//! Between the two, another look-up may run on the same processor. The shared program takes a cookie only if it was
+//! left with the address of its own context, which no other look-up has at the same time; else it refuses the
+//! connection. Refuses to create or change pinned maps, but for the one element of STEERING.
 
 use std::{
     io,

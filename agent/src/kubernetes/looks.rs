@@ -1,6 +1,6 @@
 //! Turns to look for pods on the node. A look takes time for each process of the pod, and a node has few processors, so
-//! that few looks happen at a time. Pods with tens of thousands of processes have one turn together: they delay each other
-//! and no other pod.
+//! that few looks happen at a time. Pods with tens of thousands of processes have one turn together: they delay each
+//! other and no other pod.
 
 use std::{
     collections::BTreeSet,

@@ -1,5 +1,5 @@
-//! Reports full maps, with log lines and Events. The kernel programs only count what they had no room for, and the pod that
-//! does not become ready is often not the one that filled the map. Refuses to make room.
+//! Reports full maps, with log lines and Events. The kernel programs only count what they had no room for, and the pod
+//! that does not become ready is often not the one that filled the map. Refuses to make room.
 
 use std::time::Duration;
 

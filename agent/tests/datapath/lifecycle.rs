@@ -148,7 +148,8 @@ pub(crate) fn nothing_is_lost_under_load(world: &mut World) {
                     if seen == CHANGES {
                         return;
                     }
-                    // Where agents take long, as on a busy machine, single connections make the ports last for all of them.
+                    // Where agents take long, as on a busy machine, single connections make the ports last for all of
+                    // them.
                     let count = if used < (seen + 1) * PORTS / (CHANGES + 1) { BATCH } else { 1 };
                     assert_eq!(client.say(&format!("load {target} {count}")), format!("{listener}={count}"));
                     used += count;

@@ -109,7 +109,8 @@ pub(crate) fn ports(world: &mut World) {
     mesh.is_meshed(world);
 }
 
-/// The pods of one namespace may have a share of the map, and no more: others, and its own pods with few entries, have room.
+/// The pods of one namespace may have a share of the map, and no more: others, and its own pods with few entries, have
+/// room.
 pub(crate) fn ports_of_one_namespace(world: &mut World) {
     const BLOCKS: u16 = 32;
     let scattered =

@@ -114,9 +114,9 @@ pub(crate) fn unload_leaves_nothing(world: &mut World) {
         ours.values().filter(|pinned| pinned.program.is_none()).map(|pinned| pinned.id).collect();
     let mut maps: BTreeSet<u32> = kernel::maps_of(&programs).union(&pinned).copied().collect();
     assert!(programs.len() >= 10 && maps.len() > pinned.len(), "some programs have maps that are not pinned");
-    // The kernel never frees a program array, empty by then, if a process opens and closes it in the instant in which its
-    // last pin goes: each takes a reference for the same work, which gives back one (prog_array_map_clear). This test and
-    // those beside it look at all maps all the time.
+    // The kernel never frees a program array, empty by then, if a process opens and closes it in the instant in which
+    // its last pin goes: each takes a reference for the same work, which gives back one (prog_array_map_clear). This
+    // test and those beside it look at all maps all the time.
     maps.remove(&kernel::data(&world.pins(), map::STEERING).info().unwrap().id());
     let left = || {
         let (all_maps, all_programs) = kernel::everything();

@@ -258,8 +258,8 @@ pub(crate) fn unknown_cookies(world: &mut World) {
     mesh.is_meshed(world);
 }
 
-/// The kernel uses the memory of a replaced entry again at once, for the next entry that is written on that processor: a
-/// program that still reads the first one reads the second.
+/// The kernel uses the memory of a replaced entry again at once, for the next entry that is written on that processor:
+/// a program that still reads the first one reads the second.
 pub(crate) fn replaced_while_read(world: &mut World) {
     const REPLACED_AT_ONCE: usize = 100_000;
     const MET: u64 = 200;

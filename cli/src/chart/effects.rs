@@ -1,6 +1,6 @@
 //! Proof that no value of a chart is accepted and does nothing: each one, set to something else, changes a manifest, an
-//! injected pod or a redirection, or is named as a value without effect. And that agents and injectors are restarted for what
-//! they read: agents for nothing else, because a node's new pods wait meanwhile.
+//! injected pod or a redirection, or is named as a value without effect. And that agents and injectors are restarted
+//! for what they read: agents for nothing else, because a node's new pods wait meanwhile.
 
 use serde_json::{Value as Json, json};
 use weft_k8s_api::{

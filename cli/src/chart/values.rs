@@ -65,8 +65,8 @@ pub(crate) fn merge(values: &mut Value, over: Value) {
     combine(values, over, false);
 }
 
-/// Puts `over` into a chart's values, maps key by key. As for helm, null removes a value of the chart; where the chart has
-/// none it stays, so that the schema refuses a name that does not exist (`helm:pkg/chartutil/coalesce.go`).
+/// Puts `over` into a chart's values, maps key by key. As for helm, null removes a value of the chart; where the chart
+/// has none it stays, so that the schema refuses a name that does not exist (`helm:pkg/chartutil/coalesce.go`).
 pub(crate) fn overlay(values: &mut Value, over: Value) {
     combine(values, over, true);
 }

@@ -218,7 +218,8 @@ fn not_ready_proxies(facts: &Facts, all: Vec<&Pod>) -> Vec<Problem> {
         .collect()
 }
 
-/// Proxies of another version than the expected one, which is that of new proxies unless `--expected-version` says another.
+/// Proxies of another version than the expected one, which is that of new proxies unless `--expected-version` says
+/// another.
 fn outdated(facts: &Facts, all: Vec<&Pod>, remedy: &str) -> Vec<Problem> {
     let (current, but) = match &facts.expected_version {
         Some(expected) => (Some(expected.clone()), format!("{expected} is expected")),

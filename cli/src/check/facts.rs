@@ -216,7 +216,8 @@ impl Facts {
         }
     }
 
-    /// The helm release of the control plane, if helm installed it. Not that of another mesh, which no remedy may replace.
+    /// The helm release of the control plane, if helm installed it. Not that of another mesh, which no remedy may
+    /// replace.
     fn release(&self) -> Option<String> {
         match Installed::of(self.cluster.as_ref().ok()?.config.as_ref().ok()?.as_ref()) {
             Installed::ByHelm(release) => Some(release),

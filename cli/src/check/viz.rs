@@ -108,7 +108,8 @@ pub(super) fn answers(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     })
 }
 
-/// Pods whose proxies were started before the injector named the component. Where tap is disabled on purpose it is not a problem.
+/// Pods whose proxies were started before the injector named the component. Where tap is disabled on purpose it is not
+/// a problem.
 pub(super) fn pods_serve_tap(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     component(facts)?;
     let namespaces = known("Namespaces", &facts.cluster()?.namespaces)?;

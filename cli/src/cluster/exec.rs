@@ -19,8 +19,8 @@ use super::{Cluster, explain};
 
 /// How long a program may take to start.
 const OPEN: Duration = Duration::from_secs(10);
-/// Of each of the program's streams, in bytes: more than a message of the API server has, so that one direction does not
-/// wait for the other.
+/// Of each of the program's streams, in bytes: more than a message of the API server has, so that one direction does
+/// not wait for the other.
 const BUFFER: usize = 64 * 1024;
 /// How much is read of what a program that failed says about it.
 const STDERR_BYTES: u64 = 4096;

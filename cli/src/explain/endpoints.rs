@@ -1,7 +1,8 @@
-//! What the proxy of a pod does with a connection that the kernel redirects to it: the endpoints that the control plane names for the
-//! destination, and why one of them would be reached in plaintext.
+//! What the proxy of a pod does with a connection that the kernel redirects to it: the endpoints that the control plane
+//! names for the destination, and why one of them would be reached in plaintext.
 //!
-//! Owns the words for it. Refuses to know rules about pods: it asks the controller that proxies ask, and reads the answer as they do.
+//! Owns the words for it. Refuses to know rules about pods: it asks the controller that proxies ask, and reads the
+//! answer as they do.
 
 use std::{collections::HashMap, fmt, net::SocketAddr};
 

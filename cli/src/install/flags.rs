@@ -1,7 +1,7 @@
 //! Linkerd's flags of `install` and `upgrade`, with its names: each stands for values of the chart.
 //!
-//! A flag is one row of [`FLAGS`]. Files and `--set` take precedence over flags, as with Linkerd. A flag without help sets
-//! a value that Weft does not act on: the chart says so, with the reason.
+//! A flag is one row of [`FLAGS`]. Files and `--set` take precedence over flags, as with Linkerd. A flag without help
+//! sets a value that Weft does not act on: the chart says so, with the reason.
 
 use std::fs;
 

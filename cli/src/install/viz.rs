@@ -1,5 +1,6 @@
-//! `weft viz`: installing, checking and removing the component `weft-viz`, as `weft install` does with the mesh: manifests for
-//! `kubectl apply -f -` and `kubectl delete -f -`. Also the verbs of `linkerd viz`, hidden: they are at the root here.
+//! `weft viz`: installing, checking and removing the component `weft-viz`, as `weft install` does with the mesh:
+//! manifests for `kubectl apply -f -` and `kubectl delete -f -`. Also the verbs of `linkerd viz`, hidden: they are at
+//! the root here.
 
 use std::process::ExitCode;
 
@@ -166,8 +167,8 @@ async fn lacks_namespace(args: &InstallArgs) -> Result<bool> {
     Ok(!cluster::has_namespace(&cluster, &args.viz_namespace).await?)
 }
 
-/// A namespace that exists is left out, as by `uninstall`: Linkerd's extension has the same one, with labels of its own, and
-/// `kubectl apply` would take those away that are not in the manifest.
+/// A namespace that exists is left out, as by `uninstall`: Linkerd's extension has the same one, with labels of its
+/// own, and `kubectl apply` would take those away that are not in the manifest.
 fn rendered(namespace: &str, settings: &Settings, is_new: bool) -> Result<Rendered> {
     let chart = Chart::viz()?;
     let mut texts = chart.manifests(namespace, &chart.values(settings)?)?;

@@ -1,7 +1,8 @@
 //! One HTTP request for a manifest, through the proxy that the environment names.
 //!
-//! `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` work as in curl. Plain HTTP goes to a proxy in absolute form,
-//! because proxies rarely tunnel it; HTTPS goes through a tunnel. Servers are verified by the system's trust store.
+//! `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` work as in curl. Plain HTTP goes to a proxy in absolute
+//! form, because proxies rarely tunnel it; HTTPS goes through a tunnel. Servers are verified by the system's trust
+//! store.
 
 use std::{error::Error as StdError, time::Duration};
 

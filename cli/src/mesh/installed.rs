@@ -21,7 +21,8 @@ pub(crate) enum Installed {
 }
 
 impl Installed {
-    /// By `linkerd-config`. Linkerd has one, too, and helm may have installed it: only the label says whose chart it is of.
+    /// By `linkerd-config`. Linkerd has one, too, and helm may have installed it: only the label says whose chart it is
+    /// of.
     pub(crate) fn of(config: Option<&ConfigMap>) -> Self {
         let Some(config) = config else { return Self::No };
         if config.labels().get(PART_OF.0).is_none_or(|value| value != PART_OF.1) {

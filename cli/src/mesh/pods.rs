@@ -48,7 +48,8 @@ pub(crate) fn proxy_status(pod: &Pod) -> Option<&ContainerStatus> {
     statuses(pod).find(|status| status.name == labels::PROXY_CONTAINER)
 }
 
-/// Every container that serves metrics, and the port: the names of the ports are Linkerd's, whose Prometheus finds them so.
+/// Every container that serves metrics, and the port: the names of the ports are Linkerd's, whose Prometheus finds them
+/// so.
 pub(crate) fn admin_ports(pod: &Pod) -> Vec<(&str, u16)> {
     let spec = pod.spec.iter();
     let all = spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));

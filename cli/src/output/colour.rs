@@ -1,7 +1,7 @@
 //! Colours: the one place that decides whether output has them, and which words of tables do.
 //!
-//! Red is what is refused, denied, missing or down; yellow is what may become so; green is rare. Programs read no colours: JSON and
-//! YAML do not pass here.
+//! Red is what is refused, denied, missing or down; yellow is what may become so; green is rare. Programs read no
+//! colours: JSON and YAML do not pass here.
 
 use std::{
     borrow::Cow,

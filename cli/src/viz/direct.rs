@@ -1,5 +1,5 @@
-//! The pods of a cluster or of a sandbox, and their proxies, as the engine reads them from a person's machine: on the loopback address
-//! of each pod, which a port-forward and a network namespace reach.
+//! The pods of a cluster or of a sandbox, and their proxies, as the engine reads them from a person's machine: on the
+//! loopback address of each pod, which a port-forward and a network namespace reach.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

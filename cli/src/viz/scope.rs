@@ -44,8 +44,8 @@ pub(crate) struct ScopeArgs {
 /// How long to count.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct WindowArgs {
-    /// How long to count: up to 15m. Without the component weft-viz counting starts with the command, which takes this long
-    /// [default: 1m with the component, else 1s]
+    /// How long to count: up to 15m. Without the component weft-viz counting starts with the command, which takes this
+    /// long [default: 1m with the component, else 1s]
     #[arg(short, long, value_name = "TIME", value_parser = window)]
     pub(crate) time_window: Option<Duration>,
 }
@@ -64,7 +64,8 @@ impl WindowArgs {
 /// Only traffic to one destination.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ToArgs {
-    /// Only traffic to this resource, KIND or KIND/NAME, such as svc/web. The tables by route know svc and au/HOST:PORT alone
+    /// Only traffic to this resource, KIND or KIND/NAME, such as svc/web. The tables by route know svc and au/HOST:PORT
+    /// alone
     #[arg(long, value_name = "RESOURCE")]
     pub(super) to: Option<String>,
     /// Namespace of --to [default: that of the resource]

@@ -1,4 +1,5 @@
-//! Screens that are drawn again: on a terminal the alternate screen, until q, Esc or Ctrl-C; elsewhere one text after the other.
+//! Screens that are drawn again: on a terminal the alternate screen, until q, Esc or Ctrl-C; elsewhere one text after
+//! the other.
 //!
 //! A screen is written in one piece over the last one, line by line, so that nothing flickers.
 

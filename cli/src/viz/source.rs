@@ -1,5 +1,5 @@
-//! Who answers questions about requests: the component, where the cluster has one, else the engine in this process, which asks the
-//! proxies itself. The verbs and `weft dashboard` choose here.
+//! Who answers questions about requests: the component, where the cluster has one, else the engine in this process,
+//! which asks the proxies itself. The verbs and `weft dashboard` choose here.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 

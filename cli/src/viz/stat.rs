@@ -222,8 +222,8 @@ fn json_row(row: &StatRow) -> JsonRow<'_> {
     }
 }
 
-/// Prints a table, JSON or YAML, and says what is missing and, to who asks for more, who answered: the end of the verbs with one answer.
-/// Where it has no row, `nothing` says so instead of a table.
+/// Prints a table, JSON or YAML, and says what is missing and, to who asks for more, who answered: the end of the verbs
+/// with one answer. Where it has no row, `nothing` says so instead of a table.
 pub(super) fn finish<'a>(
     (source, output): (&Source, WideFormat),
     table: impl FnOnce() -> String,

@@ -58,8 +58,8 @@ pub(crate) struct TapArgs {
     /// Exit after N events
     #[arg(long, value_name = "N")]
     count: Option<NonZeroU64>,
-    /// Output format: wide adds what both ends belong to and the route; json is one object a line, with headers, yaml one a document; jsonpath is what
-    /// a template finds in each of these objects, in kubectl's form
+    /// Output format: wide adds what both ends belong to and the route; json is one object a line, with headers, yaml
+    /// one a document; jsonpath is what a template finds in each of these objects, in kubectl's form
     #[arg(short, long, value_parser = Outputs, default_value = "table")]
     output: Output,
     #[command(flatten)]

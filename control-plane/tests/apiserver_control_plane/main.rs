@@ -1,7 +1,8 @@
-//! The control plane against a real API server: watches, tokens, the lease, the EndpointSlices that it guards, webhooks.
+//! The control plane against a real API server: watches, tokens, the lease, the EndpointSlices that it guards,
+//! webhooks.
 //!
-//! Every test has its own namespaces; what tests share beside them says which may run at a time ([`turn`]). They wait more
-//! than they compute: `RUST_TEST_THREADS=16`, which `cargo xtask test` sets, lets one wait beside the others.
+//! Every test has its own namespaces; what tests share beside them says which may run at a time ([`turn`]). They wait
+//! more than they compute: `RUST_TEST_THREADS=16`, which `cargo xtask test` sets, lets one wait beside the others.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::disallowed_methods, reason = "waits for other processes, whose clock is the machine's")]

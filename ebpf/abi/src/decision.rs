@@ -140,8 +140,9 @@ pub fn decide_connect(
 
 /// Decides about a new TCP connection that arrives in the network namespace of a pod, whose entry may be gone.
 ///
-/// `node_bypassed` says whether redirection is switched off on the whole node, `listens` whether the proxy has a listener
-/// on a port, of either family, `skips_port` whether the port is skipped, `skips_subnet` whether the client is.
+/// `node_bypassed` says whether redirection is switched off on the whole node, `listens` whether the proxy has a
+/// listener on a port, of either family, `skips_port` whether the port is skipped, `skips_subnet` whether the client
+/// is.
 #[inline(always)]
 #[must_use]
 pub fn decide_inbound(
@@ -169,8 +170,8 @@ pub fn decide_inbound(
     if let Some(verdict) = bypass(pod, node_bypassed()) {
         return Decision::of(verdict);
     }
-    // Only for the proxy: an application could otherwise serve on these ports around the proxy, also in the family in which
-    // the proxy does not listen.
+    // Only for the proxy: an application could otherwise serve on these ports around the proxy, also in the family in
+    // which the proxy does not listen.
     if pod.is_proxys_own(port) && listens(port) {
         return Decision { steer_to: Some(port), ..Decision::of(Verdict::PassSkipPort) };
     }

@@ -1,6 +1,6 @@
 //! State of a socket in the kernel, and the hand-over from a client's socket to the proxy's. State does not outlive its
-//! socket: only the hand-over has an entry of its own, and it lives from the SYN until the proxy asks about the connection
-//! or, where there is no room for so long, until the end of the handshake.
+//! socket: only the hand-over has an entry of its own, and it lives from the SYN until the proxy asks about the
+//! connection or, where there is no room for so long, until the end of the handshake.
 
 use crate::{address::Address, event::COMMAND_BYTES, pod::Owner};
 
@@ -56,8 +56,8 @@ impl SocketState {
     }
 }
 
-/// The socket of an application whose connection is redirected: its address in the kernel, which is its own for as long as
-/// it lives.
+/// The socket of an application whose connection is redirected: its address in the kernel, which is its own for as long
+/// as it lives.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientKey(pub u64);
@@ -70,8 +70,8 @@ pub struct Client {
     pub state: SocketState,
     /// The pod.
     pub netns_cookie: u64,
-    /// Until the SYN is sent: when connect(2) was called, nanoseconds of CLOCK_MONOTONIC. From then on 0, and the kernel
-    /// tells when the socket closes. A connect(2) that fails before leaves its entry for the agent to remove.
+    /// Until the SYN is sent: when connect(2) was called, nanoseconds of CLOCK_MONOTONIC. From then on 0, and the
+    /// kernel tells when the socket closes. A connect(2) that fails before leaves its entry for the agent to remove.
     pub connecting_since_ns: u64,
     /// The socket's port, from the SYN on. An entry with another port is a former socket's: another program may have
     /// kept the kernel from telling that it closed.
@@ -80,8 +80,8 @@ pub struct Client {
     pub pad: u32,
 }
 
-/// Redirected connections that are open on one node, by their clients' ends. Those beyond are kept in the sockets' storage,
-/// which takes longer to make.
+/// Redirected connections that are open on one node, by their clients' ends. Those beyond are kept in the sockets'
+/// storage, which takes longer to make.
 pub const MAX_CLIENTS: u32 = 8192;
 
 /// A redirected connection between its SYN and its proxy's question: the client's end of it.
@@ -122,13 +122,13 @@ pub struct Waiting {
     pub since_ns: u64,
 }
 
-/// Connections of one node that wait for their proxies at a time. A proxy asks about a connection when it accepts it, so
-/// that few wait unless a proxy is slow; those beyond use the map of flows.
+/// Connections of one node that wait for their proxies at a time. A proxy asks about a connection when it accepts it,
+/// so that few wait unless a proxy is slow; those beyond use the map of flows.
 pub const MAX_WAITING: u32 = 1024;
 
-/// Connections between SYN and handshake at a time that find no room in the map of those that wait, for each processor of
-/// the node; each takes a few microseconds, and one that takes longer is announced again. The kernel keeps up to half of
-/// the entries in per-processor lists.
+/// Connections between SYN and handshake at a time that find no room in the map of those that wait, for each processor
+/// of the node; each takes a few microseconds, and one that takes longer is announced again. The kernel keeps up to
+/// half of the entries in per-processor lists.
 pub const FLOWS_PER_CPU: u32 = 256;
 
 /// The same for a node of few processors.
@@ -143,8 +143,8 @@ pub const LISTENER_SLOTS: u8 = 8;
 /// and if two begin to listen at the same instant, one bit may be lost.
 pub type Slots = u8;
 
-/// The pod for which a listener is being looked up on a processor: what a pod's stub leaves for the program that all pods
-/// share.
+/// The pod for which a listener is being looked up on a processor: what a pod's stub leaves for the program that all
+/// pods share.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lookup {

@@ -1,5 +1,5 @@
-//! What happens around a load while it runs, and which of its requests failed then: a load that outlives several changes
-//! tells which of them cost a request.
+//! What happens around a load while it runs, and which of its requests failed then: a load that outlives several
+//! changes tells which of them cost a request.
 
 use std::{
     fmt,

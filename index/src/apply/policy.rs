@@ -1,5 +1,5 @@
-//! Changes of inbound policy: which Servers they concern. A Server's policy is then derived anew, and its pods get another
-//! answer only if it differs.
+//! Changes of inbound policy: which Servers they concern. A Server's policy is then derived anew, and its pods get
+//! another answer only if it differs.
 
 use std::{
     collections::{HashMap, HashSet},

@@ -1,4 +1,5 @@
-//! HTTPRoute, HTTPLocalRateLimitPolicy and EgressNetwork: bounds and defaults that Linkerd's definitions have beyond types.
+//! HTTPRoute, HTTPLocalRateLimitPolicy and EgressNetwork: bounds and defaults that Linkerd's definitions have beyond
+//! types.
 
 use serde_json::{Value, json};
 

@@ -116,8 +116,8 @@ fn merged<'a>(lists: impl Iterator<Item = &'a Vec<EnvVar>>) -> Vec<EnvVar> {
 /// Numbers of worker threads. Proxies read either the older `CORES` or `CORES_MIN`.
 ///
 /// An annotated request or limit of CPU is the least or the most of them. One of the chart's values is so too, as
-/// Linkerd's documentation says ("Configuring Proxy Concurrency"), but neither lowers the least nor replaces the most that
-/// `proxy.runtime.workers` sets.
+/// Linkerd's documentation says ("Configuring Proxy Concurrency"), but neither lowers the least nor replaces the most
+/// that `proxy.runtime.workers` sets.
 fn workers(env: &mut Env, config: &InjectConfig, settings: &Settings) {
     let workers = config.tuning.workers;
     let (least, most) = settings.worker_bounds();
@@ -241,8 +241,8 @@ fn identity(env: &mut Env, config: &InjectConfig) {
     env.set("POLICY_SVC_NAME", &config.control_plane.policy.name);
 }
 
-/// Who may tap. Linkerd's tap injector adds the variable once more where it is installed, and the kubelet uses the last one:
-/// its tap works then, and Weft's does not reach that pod.
+/// Who may tap. Linkerd's tap injector adds the variable once more where it is installed, and the kubelet uses the last
+/// one: its tap works then, and Weft's does not reach that pod.
 fn tap(env: &mut Env, config: &InjectConfig) {
     let Some(client) = &config.tap else { return };
     let (account, namespace) = (&client.service_account, &client.namespace);

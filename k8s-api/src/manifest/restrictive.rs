@@ -1,6 +1,6 @@
-//! What stands for a policy of which a part has the wrong type, and that was never read in a good state: it selects what
-//! the policy may select, as far as that can be read, and allows nothing. Without it, what the policy restricts would
-//! have the default policy.
+//! What stands for a policy of which a part has the wrong type, and that was never read in a good state: it selects
+//! what the policy may select, as far as that can be read, and allows nothing. Without it, what the policy restricts
+//! would have the default policy.
 //!
 //! Kinds that only allow are left out, because their absence denies; so are kinds that are no policies.
 

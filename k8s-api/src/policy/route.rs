@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The resources are kept as written, so that an object always deserialises, also with match types and filters of later
-//! versions of the Gateway API. Reading a rule either understands all of it or fails: a match that is left out would make
-//! the route wider than it was written.
+//! versions of the Gateway API. Reading a rule either understands all of it or fails: a match that is left out would
+//! make the route wider than it was written.
 
 mod backend;
 mod filter;

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use schemars::{Schema, SchemaGenerator, json_schema};
 
-/// Whether `selector` selects an object with `labels`. An empty selector selects everything; an unknown operator selects
-/// nothing.
+/// Whether `selector` selects an object with `labels`. An empty selector selects everything; an unknown operator
+/// selects nothing.
 pub fn selects(selector: &LabelSelector, labels: Option<&BTreeMap<String, String>>) -> bool {
     let value = |key: &str| labels.and_then(|labels| labels.get(key));
     let pairs = selector.match_labels.iter().flatten().all(|(key, wanted)| value(key) == Some(wanted));

@@ -1,9 +1,9 @@
 //! Annotations of Services, EgressNetworks and routes that configure traffic: retries, timeouts, failure accrual and
 //! load bias.
 //!
-//! Names, defaults and bounds are Linkerd's (`linkerd2:policy-controller/k8s/index/src/outbound/index.rs`). Each function
-//! reads one family, and answers `None` where the object has no annotation of it: a route with any annotation of a
-//! family overrides that family of its parent as a whole. Admission and the index share them.
+//! Names, defaults and bounds are Linkerd's (`linkerd2:policy-controller/k8s/index/src/outbound/index.rs`). Each
+//! function reads one family, and answers `None` where the object has no annotation of it: a route with any annotation
+//! of a family overrides that family of its parent as a whole. Admission and the index share them.
 
 mod accrual;
 mod bias;

@@ -1,5 +1,5 @@
-//! Metrics of Linkerd's proxy. Series have Linkerd's labels, unless the note says otherwise. A test of the proxy compares
-//! the rows that work with what it registers.
+//! Metrics of Linkerd's proxy. Series have Linkerd's labels, unless the note says otherwise. A test of the proxy
+//! compares the rows that work with what it registers.
 
 use super::{
     Setting,

@@ -85,8 +85,8 @@ pub fn chart_values() -> String {
     format!("[\n{}\n]\n", all.join(",\n"))
 }
 
-/// proxy/src/config/linkerd.txt: the proxy's variables without their prefix, the value that a row is about, the state and
-/// the reason, separated by tabs. The proxy itself knows nothing of Kubernetes, so it cannot use this package.
+/// proxy/src/config/linkerd.txt: the proxy's variables without their prefix, the value that a row is about, the state
+/// and the reason, separated by tabs. The proxy itself knows nothing of Kubernetes, so it cannot use this package.
 pub fn proxy_variables() -> String {
     let mut text = String::from(
         "# Variables of linkerd2-proxy without LINKERD2_PROXY_: name, value that the line is about, state, note.\n\

@@ -1,5 +1,5 @@
-//! Linkerd's values of the charts `linkerd-control-plane` and `linkerd-crds`; a path stands for everything below it that has no
-//! row of its own.
+//! Linkerd's values of the charts `linkerd-control-plane` and `linkerd-crds`; a path stands for everything below it
+//! that has no row of its own.
 
 use super::{
     State::{Meaningless, Unsupported, Works},

@@ -1,5 +1,5 @@
-//! Proof that no variable is accepted and does nothing: each one, set to something else, changes the settings. A setting
-//! that nothing reads does not compile without a warning.
+//! Proof that no variable is accepted and does nothing: each one, set to something else, changes the settings. A
+//! setting that nothing reads does not compile without a warning.
 
 use super::{tests::parse, *};
 
@@ -53,7 +53,8 @@ fn idle(name: &str) -> Option<String> {
         let needed = needed.iter().map(|(name, value)| (name.as_str(), *value));
         parse(&needed.chain([(name, other)]).collect::<Vec<_>>()).map(|config| format!("{config:?}"))
     };
-    // Blank is unset, except where that is an error: then every value has an effect, and different ones different effects.
+    // Blank is unset, except where that is an error: then every value has an effect, and different ones different
+    // effects.
     let plain = with("").or_else(|_| with("plain.example"));
     let others: Vec<_> = OTHERS.iter().map(|other| with(other)).collect();
     let acts = others.iter().any(|other| other.is_ok() && *other != plain);

@@ -13,8 +13,8 @@ use super::{
 const CONNECTION_WINDOW: u32 = 16 << 20;
 /// What unread small DATA frames may cost a connection, in bytes of memory. Beyond it, h2 closes the connection with
 /// all its streams. h2 counts a frame of less than 256 bytes as the bytes that it lacks, about what its place in the
-/// queue takes. A stream's window full of messages of 20 bytes costs 773 KB; so this is enough for 86 such streams whose
-/// readers are slow, or for the 256 streams of a connection with messages of 52 bytes. h2's default is half the
+/// queue takes. A stream's window full of messages of 20 bytes costs 773 KB; so this is enough for 86 such streams
+/// whose readers are slow, or for the 256 streams of a connection with messages of 52 bytes. h2's default is half the
 /// connection's window, 8 MiB, which 11 such streams use up.
 pub(crate) const SMALL_FRAMES: usize = 64 << 20;
 /// The window in bytes of connections that are accepted. hyper has no setting for what small frames may cost, and h2's
@@ -28,8 +28,9 @@ const MAX_WINDOW: u32 = (1 << 31) - 1;
 pub(crate) struct Http2Config {
     /// Initial stream window in bytes of connections that the proxy makes. Linkerd's default: 65,535.
     pub(crate) stream_window: u32,
-    /// Initial connection window in bytes. 16 MiB, where Linkerd's default is 1 MiB: a window of the size of N streams' windows
-    /// lets N slow readers share a connection without stalling others, and the outbound side puts no more on one.
+    /// Initial connection window in bytes. 16 MiB, where Linkerd's default is 1 MiB: a window of the size of N streams'
+    /// windows lets N slow readers share a connection without stalling others, and the outbound side puts no more on
+    /// one.
     pub(crate) connection_window: u32,
     /// Connections from the application.
     pub(crate) outbound_server: Http2ServerConfig,
@@ -44,13 +45,14 @@ pub(crate) struct Http2ServerConfig {
     pub(crate) adaptive_window: bool,
     /// Initial stream window in bytes.
     pub(crate) stream_window: u32,
-    /// Initial connection window in bytes. 128 MiB, where Linkerd's default is 1 MiB: half of it is [`SMALL_FRAMES`], and
-    /// 2,048 uploads that the application does not read leave room for others.
+    /// Initial connection window in bytes. 128 MiB, where Linkerd's default is 1 MiB: half of it is [`SMALL_FRAMES`],
+    /// and 2,048 uploads that the application does not read leave room for others.
     pub(crate) connection_window: u32,
     /// Pings to silent clients.
     pub(crate) keepalive: Option<Keepalive>,
-    /// Streams at a time on one connection. Outbound 200, hyper's default; inbound 10,000: another proxy sends all of its pod's
-    /// requests over one connection, and would have to wait; without a limit one client could hold any number.
+    /// Streams at a time on one connection. Outbound 200, hyper's default; inbound 10,000: another proxy sends all of
+    /// its pod's requests over one connection, and would have to wait; without a limit one client could hold any
+    /// number.
     pub(crate) max_streams: u32,
     /// The largest frame in bytes that clients may send; `None` is the protocol's default, 16,384.
     pub(crate) max_frame_size: Option<u32>,
@@ -58,9 +60,10 @@ pub(crate) struct Http2ServerConfig {
     pub(crate) max_header_list_size: Option<u32>,
     /// The age at which a connection takes no more requests; `None` is no limit.
     pub(crate) max_connection_age: Option<Duration>,
-    /// Streams that a client has reset before the proxy has looked at them, beyond which the connection ends. h2's default of 20 is
-    /// too few for a client that cancels its requests at once while the proxy is busy: its other requests would fail too, and on a
-    /// connection from another proxy those of other clients. 200 is as many as the outbound side lets a client have open.
+    /// Streams that a client has reset before the proxy has looked at them, beyond which the connection ends. h2's
+    /// default of 20 is too few for a client that cancels its requests at once while the proxy is busy: its other
+    /// requests would fail too, and on a connection from another proxy those of other clients. 200 is as many as the
+    /// outbound side lets a client have open.
     pub(crate) max_pending_resets: usize,
     /// The most bytes of a response that one stream buffers; `None` is the library's 400 KiB.
     pub(crate) max_send_buffer: Option<u32>,

@@ -1,5 +1,5 @@
-//! Documentation of every variable that has an effect: for `--help` and docs/configuration.md. Tests compare it with what
-//! [`super::Config::parse`] reads, and with the table of Linkerd's variables.
+//! Documentation of every variable that has an effect: for `--help` and docs/configuration.md. Tests compare it with
+//! what [`super::Config::parse`] reads, and with the table of Linkerd's variables.
 
 use std::fmt::Write as _;
 

@@ -31,7 +31,8 @@ use crate::{
 const RESOLVE_PAUSE: Duration = Duration::from_secs(1);
 
 /// First and longest time between two resolutions while all replicas have failed. One that is replaced is back within
-/// seconds, and found as soon; when a controller stays away, the proxies of a whole mesh ask, and each of them asks seldom.
+/// seconds, and found as soon; when a controller stays away, the proxies of a whole mesh ask, and each of them asks
+/// seldom.
 const OUTAGE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
 
 /// First and longest rest of a replica that failed. While all of them rest, requests wait, so that it is not long: the
@@ -112,8 +113,8 @@ impl Replicas {
         Arc::clone(&self.set.borrow())
     }
 
-    /// Waits until the service has other replicas than these. If all of these failed, DNS is asked again and again, whatever
-    /// its TTL says, with pauses that grow ([`OUTAGE`]): a replica that is replaced has another address.
+    /// Waits until the service has other replicas than these. If all of these failed, DNS is asked again and again,
+    /// whatever its TTL says, with pauses that grow ([`OUTAGE`]): a replica that is replaced has another address.
     pub(super) async fn replaced(self: &Arc<Self>, old: &Set) -> Set {
         let mut sets = self.set.subscribe();
         loop {
@@ -271,8 +272,8 @@ impl Replica {
         rest.until = None;
     }
 
-    /// The shared connection, opened if there is none, after the replica's rest if all of the set rest. Concurrent callers
-    /// wait for the same attempt and share its failure.
+    /// The shared connection, opened if there is none, after the replica's rest if all of the set rest. Concurrent
+    /// callers wait for the same attempt and share its failure.
     pub(super) async fn connection(&self, set: &Set, connector: &Connector, tls: Option<&Tls>) -> io::Result<Sender> {
         self.rested(set).await;
         let asked = Instant::now();

@@ -15,8 +15,9 @@ use crate::{control::ControlClient, destination::Destination, pauses::Pauses};
 /// Deadline of detection before a connection fails anyway.
 const INVALID_DETECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The first and the longest pause between requests for an address that is in use and that the controller does not know: its
-/// Service, its pod or an EgressNetwork may come later. Most such addresses are outside the cluster and stay unknown.
+/// The first and the longest pause between requests for an address that is in use and that the controller does not
+/// know: its Service, its pod or an EgressNetwork may come later. Most such addresses are outside the cluster and stay
+/// unknown.
 const UNKNOWN_ADDRESS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// State of a destination's policy.
@@ -82,7 +83,8 @@ pub(super) async fn watch(
     }
 }
 
-/// The policy of a destination for which this message has arrived: with one that cannot be parsed, requests and connections fail.
+/// The policy of a destination for which this message has arrived: with one that cannot be parsed, requests and
+/// connections fail.
 pub(crate) fn in_force(message: OutboundPolicy, destination: &Destination) -> Policy {
     Policy::read(message).unwrap_or_else(|error| {
         tracing::warn!(error = chain(&error), orig_dst.addr = %destination, "policy is unusable, requests fail");

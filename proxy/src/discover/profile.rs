@@ -1,4 +1,5 @@
-//! Follows `Destination.GetProfile`: whether a destination is opaque, its name, a pod's endpoint, a ServiceProfile's routes.
+//! Follows `Destination.GetProfile`: whether a destination is opaque, its name, a pod's endpoint, a ServiceProfile's
+//! routes.
 
 pub(crate) mod routes;
 
@@ -19,7 +20,8 @@ use routes::{ProfileRoutes, RoutesError};
 pub(crate) enum ProfileState {
     /// The controller has not answered.
     Pending,
-    /// There is no profile: the controller refuses the destination or does not know the name, or the address is not looked up.
+    /// There is no profile: the controller refuses the destination or does not know the name, or the address is not
+    /// looked up.
     Absent,
     /// The last profile from the controller.
     Known(Arc<Profile>),
@@ -91,8 +93,8 @@ pub(super) async fn watch(
             state.send_replace(ProfileState::Absent);
             return state.closed().await;
         }
-        // The controller's answers about a Service or pod that does not exist, but may some day. Without a profile an address would
-        // be forwarded in plaintext, and a name is not forwarded at all.
+        // The controller's answers about a Service or pod that does not exist, but may some day. Without a profile an
+        // address would be forwarded in plaintext, and a name is not forwarded at all.
         let is_unknown = matches!(status.code(), Code::NotFound | Code::Unknown);
         if is_unknown && matches!(destination, Destination::Name(_)) {
             state.send_if_modified(|state| {

@@ -386,7 +386,8 @@ impl Policy {
         }
     }
 
-    /// The policy with a ServiceProfile's routes; `opaque` are the backends of other connections, if the profile has some.
+    /// The policy with a ServiceProfile's routes; `opaque` are the backends of other connections, if the profile has
+    /// some.
     pub(crate) fn overridden(&self, http: HttpRoutes, opaque: Option<&Distribution>) -> Self {
         let opaque = |of_policy: &OpaqueRoutes| match opaque {
             None => Arc::clone(of_policy),

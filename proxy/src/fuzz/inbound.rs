@@ -159,8 +159,8 @@ fn check_clients(sent: &Sent<'_>, read: &ServerPolicy, clients: &[Client]) {
     }
 }
 
-/// Clients of the pod and of other addresses, also of those that a message names: without TLS, without a certificate, and with
-/// identities, also with those that it names.
+/// Clients of the pod and of other addresses, also of those that a message names: without TLS, without a certificate,
+/// and with identities, also with those that it names.
 fn clients(sent: &Sent<'_>) -> Vec<Client> {
     let networks = sent.all_authorizations().flat_map(|authz| &authz.networks);
     let networks = networks.flat_map(|network| network.net.iter().chain(&network.except));

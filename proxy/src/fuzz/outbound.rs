@@ -196,7 +196,8 @@ fn distributed(distribution: &Distribution) -> Vec<&RouteBackend> {
     }
 }
 
-/// The backends of a distribution that can be read, each with the number of its filters. All protocols have the same fields.
+/// The backends of a distribution that can be read, each with the number of its filters. All protocols have the same
+/// fields.
 macro_rules! sent_backends {
     ($module:ident, $distribution:expr) => {{
         use outbound::$module::{RouteBackend, distribution::Kind};

@@ -1,4 +1,5 @@
-//! Routes as they were sent, in the form that inbound and outbound policy and HTTP and gRPC share: to compare with what was read.
+//! Routes as they were sent, in the form that inbound and outbound policy and HTTP and gRPC share: to compare with what
+//! was read.
 
 use http::Request;
 use weft_proto::linkerd::{

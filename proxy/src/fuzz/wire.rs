@@ -1,5 +1,5 @@
-//! Changes of a protobuf message that leave it one. A change of its bytes alone mostly breaks the length of a message around it, and
-//! then nothing is read.
+//! Changes of a protobuf message that leave it one. A change of its bytes alone mostly breaks the length of a message
+//! around it, and then nothing is read.
 
 use prost::{
     bytes::{Buf, BufMut},
@@ -33,8 +33,8 @@ enum Value {
     Message(Vec<Field>),
 }
 
-/// Changes one field of the message in the first `size` bytes of `data`; returns the new size, at most `max_size`. What is not a
-/// message is changed by `change_bytes`, as is a field's text, and a message now and then.
+/// Changes one field of the message in the first `size` bytes of `data`; returns the new size, at most `max_size`. What
+/// is not a message is changed by `change_bytes`, as is a field's text, and a message now and then.
 pub(super) fn mutate(
     data: &mut [u8],
     size: usize,

@@ -81,8 +81,8 @@ impl Body {
         std::mem::replace(self, Self::Empty)
     }
 
-    /// Reads a response's first frames where they may be its trailers already: the first frame, and the second if it is there.
-    /// Returns the body, whole, and the trailers.
+    /// Reads a response's first frames where they may be its trailers already: the first frame, and the second if it is
+    /// there. Returns the body, whole, and the trailers.
     pub(crate) async fn peek_trailers(mut self) -> (Self, Option<HeaderMap>) {
         let mut frames = VecDeque::with_capacity(2);
         let mut trailers = None;
@@ -125,8 +125,8 @@ impl Body {
         }
     }
 
-    /// Ready when nothing more of a request's body is needed: it is being sent again, from its beginning, or the time of
-    /// its response is over.
+    /// Ready when nothing more of a request's body is needed: it is being sent again, from its beginning, or the time
+    /// of its response is over.
     pub(crate) fn poll_superseded(&self, cx: &Context<'_>) -> Poll<()> {
         match self {
             Self::Replay(body) => body.poll_superseded(cx),
@@ -267,8 +267,8 @@ impl Peeked {
     }
 }
 
-/// A response's body that notifies an [`Observer`] of how the response ended. Where a gRPC response fails in its middle, the
-/// client is told in trailers.
+/// A response's body that notifies an [`Observer`] of how the response ended. Where a gRPC response fails in its
+/// middle, the client is told in trailers.
 #[derive(Debug)]
 pub(crate) struct Observed<O: Observer> {
     body: Body,

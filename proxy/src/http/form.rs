@@ -10,11 +10,13 @@ use http::{
 
 use super::respond::Failure;
 
-/// Refuses a request whose target or host is malformed or ambiguous, and gives one in absolute form its target's host as `Host`.
+/// Refuses a request whose target or host is malformed or ambiguous, and gives one in absolute form its target's host
+/// as `Host`.
 ///
 /// # Errors
-/// [`Failure::BadRequest`] for targets that do not fit their method (RFC 9112 section 3.2), CONNECT over HTTP/2, several or
-/// malformed `Host` fields, and `Host` fields that differ from an HTTP/2 request's `:authority` (RFC 9113 section 8.3.1).
+/// [`Failure::BadRequest`] for targets that do not fit their method (RFC 9112 section 3.2), CONNECT over HTTP/2,
+/// several or malformed `Host` fields, and `Host` fields that differ from an HTTP/2 request's `:authority` (RFC 9113
+/// section 8.3.1).
 pub(crate) fn normalize<B>(request: &mut Request<B>) -> Result<(), Failure> {
     let is_http2 = request.version() == Version::HTTP_2;
     let fits = if is_http2 { request.method() != Method::CONNECT } else { target_fits_method(request) };

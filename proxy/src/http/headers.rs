@@ -54,8 +54,8 @@ fn concerns_connection(name: &HeaderName) -> bool {
     matches!(name.as_str(), "connection" | "upgrade" | "keep-alive" | "proxy-connection" | "http2-settings")
 }
 
-/// Whether there may be headers of the mesh. Most messages of applications have none, and one pass over their names is cheaper
-/// than a look-up for each.
+/// Whether there may be headers of the mesh. Most messages of applications have none, and one pass over their names is
+/// cheaper than a look-up for each.
 pub(crate) fn has_mesh_headers(headers: &HeaderMap) -> bool {
     headers.keys().any(|name| name.as_str().starts_with("l5d-"))
 }
@@ -114,8 +114,8 @@ pub(crate) fn is_grpc(version: Version, headers: &HeaderMap) -> bool {
             .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
 }
 
-/// Logs a request's head at the level `debug`, where the settings allow it: headers contain credentials. The field's name is
-/// Linkerd's, so that filters with `[{headers}]=off` exclude it.
+/// Logs a request's head at the level `debug`, where the settings allow it: headers contain credentials. The field's
+/// name is Linkerd's, so that filters with `[{headers}]=off` exclude it.
 pub(crate) fn log_request<B>(is_allowed: bool, server: SocketAddr, request: &Request<B>) {
     if is_allowed {
         let (method, uri, version, headers) = (request.method(), request.uri(), request.version(), request.headers());

@@ -1,7 +1,7 @@
 //! HTTP/1 connections that are kept between requests, to an endpoint or to the application.
 //!
-//! Owns the choice of a connection and its end, and which requests are sent again when a kept connection turns out to be dead.
-//! Refuses to connect.
+//! Owns the choice of a connection and its end, and which requests are sent again when a kept connection turns out to
+//! be dead. Refuses to connect.
 
 use std::{error::Error as _, io, time::Duration};
 
@@ -29,8 +29,8 @@ pub(crate) struct Repetition {
 }
 
 impl Repetition {
-    /// The request to send, and if it may reach the server twice (RFC 9110 section 9.2.2) and its body is kept, what sends it
-    /// again.
+    /// The request to send, and if it may reach the server twice (RFC 9110 section 9.2.2) and its body is kept, what
+    /// sends it again.
     pub(crate) fn of(mut request: Box<Request<Body>>) -> (Request<Body>, Option<Self>) {
         let again = request.method().is_idempotent().then(|| request.body().again()).flatten();
         let Some(again) = again else { return (*request, None) };

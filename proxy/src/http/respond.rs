@@ -184,8 +184,9 @@ impl Failure {
         }
     }
 
-    /// The value of the label `error` of `*_http_errors_total`; `None` for what policy denies, which `inbound_http_authz_deny_total`
-    /// counts. Linkerd's values (`linkerd/app/{inbound,outbound}/src/metrics/error.rs`), and more for what is `unexpected` there.
+    /// The value of the label `error` of `*_http_errors_total`; `None` for what policy denies, which
+    /// `inbound_http_authz_deny_total` counts. Linkerd's values
+    /// (`linkerd/app/{inbound,outbound}/src/metrics/error.rs`), and more for what is `unexpected` there.
     pub(crate) fn label(&self) -> Option<&'static str> {
         Some(match self {
             Self::Unauthorized => return None,

@@ -28,8 +28,8 @@ use crate::{
 
 /// Largest head of an HTTP/1 message, in bytes. Larger ones are answered with 431.
 pub(crate) const MAX_HEAD_BYTES: usize = 64 * 1024;
-/// What one HTTP/1 connection reads ahead or holds for a peer that does not read, in bytes: a whole head, and twice what the kernel
-/// takes at once. hyper's default is 400 KiB.
+/// What one HTTP/1 connection reads ahead or holds for a peer that does not read, in bytes: a whole head, and twice
+/// what the kernel takes at once. hyper's default is 400 KiB.
 pub(crate) const MAX_BUFFER_BYTES: usize = 2 * MAX_HEAD_BYTES;
 /// Largest head of an HTTP/2 message, in bytes as RFC 9113 section 6.5.2 counts them, which adds 32 for each field.
 /// hyper accepts 100 fields of HTTP/1, and the proxies add some; so a message that passes as HTTP/1 at one proxy
@@ -50,7 +50,8 @@ pub(crate) enum HttpVersion {
 #[error("the server reset the stream")]
 pub(crate) struct Reset(#[source] pub(crate) h2::Error);
 
-/// Whether a client's connection ends as soon as its requests are answered. For HTTP/1 the answer's `connection: close` says so, too.
+/// Whether a client's connection ends as soon as its requests are answered. For HTTP/1 the answer's `connection: close`
+/// says so, too.
 #[derive(Debug, Default)]
 pub(crate) struct Closing(AtomicBool);
 
@@ -60,7 +61,8 @@ impl Closing {
         self.0.store(true, Ordering::Release);
     }
 
-    /// Waits for it beside the connection: what sends the answer wakes the connection's task, so that no request pays for a waker.
+    /// Waits for it beside the connection: what sends the answer wakes the connection's task, so that no request pays
+    /// for a waker.
     async fn begun(&self) {
         poll_fn(|_| if self.0.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }).await;
     }
@@ -75,7 +77,8 @@ pub(crate) struct ServerSettings {
     pub(crate) http2: Http2ServerConfig,
 }
 
-/// Serves a connection until the client ends it, or until the proxy drains or `closing` has begun and its requests are answered.
+/// Serves a connection until the client ends it, or until the proxy drains or `closing` has begun and its requests are
+/// answered.
 ///
 /// # Errors
 /// When the connection failed; its requests have their answers or cannot get any.
@@ -142,10 +145,10 @@ where
     }
 }
 
-/// Answers a request of HTTP/2 on a connection whose client may have reset a stream before its answer. It may do so again, at
-/// once, and hyper looks for a reset only when it has polled the answer. So from the first reset on, each answer lets hyper
-/// look before it begins, and a stream that is reset already costs the application nothing. The answer is on the heap, because an
-/// asynchronous function has room twice for what it is given and awaits.
+/// Answers a request of HTTP/2 on a connection whose client may have reset a stream before its answer. It may do so
+/// again, at once, and hyper looks for a reset only when it has polled the answer. So from the first reset on, each
+/// answer lets hyper look before it begins, and a stream that is reset already costs the application nothing. The
+/// answer is on the heap, because an asynchronous function has room twice for what it is given and awaits.
 async fn unless_reset<F: Future>(answer: Pin<Box<F>>, has_reset: Arc<AtomicBool>) -> F::Output {
     if has_reset.load(Ordering::Relaxed) {
         let mut has_looked = false;

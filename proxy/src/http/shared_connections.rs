@@ -1,7 +1,9 @@
-//! The HTTP/2 connections to an endpoint, which a worker's requests share, or to the application, which those of one client share.
+//! The HTTP/2 connections to an endpoint, which a worker's requests share, or to the application, which those of one
+//! client share.
 //!
-//! Owns that a burst of requests makes one connection, that no connection carries more streams than its flow-control window can hold
-//! unread (so that slow readers never stall other requests), and when a connection is given up. Refuses to connect.
+//! Owns that a burst of requests makes one connection, that no connection carries more streams than its flow-control
+//! window can hold unread (so that slow readers never stall other requests), and when a connection is given up. Refuses
+//! to connect.
 
 use std::{
     sync::{
@@ -55,7 +57,8 @@ impl<E> SharedConnections<E> {
         Self { open: Mutex::default(), connecting: tokio::sync::Mutex::default(), failures: AtomicU64::new(0), limit }
     }
 
-    /// A connection that can take a request, made by `connect`, which gets the number of its streams, if there is none with room.
+    /// A connection that can take a request, made by `connect`, which gets the number of its streams, if there is none
+    /// with room.
     ///
     /// # Errors
     /// See [`GetError`].

@@ -1,8 +1,8 @@
 //! Certificates from a SPIFFE Workload API, such as a SPIRE agent's: a stream on a unix socket that delivers key and
 //! certificate whenever they change.
 //!
-//! The trust anchors are those of the settings and those of the bundle that comes with the certificate, so that the root of a trust
-//! domain can be rotated while proxies run: connections made after an update trust what it contains.
+//! The trust anchors are those of the settings and those of the bundle that comes with the certificate, so that the
+//! root of a trust domain can be rotated while proxies run: connections made after an update trust what it contains.
 
 use std::{
     future::Future,

@@ -2,8 +2,8 @@
 //! request.
 //!
 //! Connections to it are not redirected; they arrive at the admin server itself. `/live` and `/ready` are answered
-//! regardless of policy: the kubelet asks for them before there can be a policy. Everything else waits for one, but for the pod
-//! itself, so that a proxy without a control plane can be looked at.
+//! regardless of policy: the kubelet asks for them before there can be a policy. Everything else waits for one, but for
+//! the pod itself, so that a proxy without a control plane can be looked at.
 
 use std::{io, net::SocketAddr, sync::Arc};
 

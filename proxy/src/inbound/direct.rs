@@ -1,5 +1,5 @@
-//! Connections to the proxy's own port: other proxies send a transport header with the port that they want, or with a Service's name
-//! if this one is a gateway.
+//! Connections to the proxy's own port: other proxies send a transport header with the port that they want, or with a
+//! Service's name if this one is a gateway.
 
 use std::{net::SocketAddr, sync::Arc};
 

@@ -80,8 +80,8 @@ pub(super) enum ConnectionError {
 }
 
 impl ConnectionError {
-    /// The value of the metric label `error`; `None` for what policy denies, which `inbound_tcp_authz_*` count. Linkerd's values
-    /// (`linkerd/app/inbound/src/metrics/error.rs`), and more for what is `unexpected` there.
+    /// The value of the metric label `error`; `None` for what policy denies, which `inbound_tcp_authz_*` count.
+    /// Linkerd's values (`linkerd/app/inbound/src/metrics/error.rs`), and more for what is `unexpected` there.
     pub(super) fn label(&self) -> Option<&'static str> {
         Some(match self {
             Self::Denied | Self::Revoked => return None,

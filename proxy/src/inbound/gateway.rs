@@ -1,11 +1,12 @@
-//! The multicluster gateway: connections from other clusters' proxies whose transport header names a Service of this one.
+//! The multicluster gateway: connections from other clusters' proxies whose transport header names a Service of this
+//! one.
 //!
 //! ```text
 //! direct -> name under a suffix -> policy of the proxy's own port -> no loop -> `forwarded` -> outbound side -> Service
 //! ```
 //!
-//! Owns which names are served and how a request that comes back is noticed. Refuses to look a name up for a client that policy has
-//! not admitted.
+//! Owns which names are served and how a request that comes back is noticed. Refuses to look a name up for a client
+//! that policy has not admitted.
 
 use std::{borrow::Cow, collections::HashSet, net::SocketAddr, sync::Arc};
 
@@ -157,7 +158,8 @@ fn has_been_here(headers: &HeaderMap, own: &Identity) -> bool {
     pairs.any(|(key, value)| key.trim().eq_ignore_ascii_case("by") && value.trim().trim_matches('"') == own.as_str())
 }
 
-/// Forwards a connection to the Service that its header names, as long as the policy of this proxy's own port allows it.
+/// Forwards a connection to the Service that its header names, as long as the policy of this proxy's own port allows
+/// it.
 ///
 /// # Errors
 /// When policy denies it, or the Service is not served here.

@@ -1,11 +1,12 @@
-//! ServiceProfiles of the names in requests to the application: the metrics `route_*` of the server's side, and classes of responses.
+//! ServiceProfiles of the names in requests to the application: the metrics `route_*` of the server's side, and classes
+//! of responses.
 //!
 //! ```text
 //! l5d-dst-canonical | :authority | Host -> name under a suffix -> Destination.GetProfile -> route -> metrics, classes
 //! ```
 //!
-//! Owns how many names are looked up and for how long. Refuses to change what becomes of a request: a profile's retries and timeouts
-//! are its client's.
+//! Owns how many names are looked up and for how long. Refuses to change what becomes of a request: a profile's retries
+//! and timeouts are its client's.
 
 use std::{
     collections::HashMap,
@@ -30,11 +31,11 @@ use crate::{
     shared::Shared,
 };
 
-/// The most names whose profiles are followed, per worker. Clients choose names, and each is a stream of the control plane; requests
-/// for others have no route.
+/// The most names whose profiles are followed, per worker. Clients choose names, and each is a stream of the control
+/// plane; requests for others have no route.
 const MAX_NAMES: usize = 64;
-/// How long a name stays for which there would be no room otherwise, so that clients that change names cost the control plane no more
-/// than [`MAX_NAMES`] questions in that time.
+/// How long a name stays for which there would be no room otherwise, so that clients that change names cost the control
+/// plane no more than [`MAX_NAMES`] questions in that time.
 const LEAST_STAY: Duration = Duration::from_secs(1);
 /// The port of names without one.
 const HTTP: NonZeroU16 = NonZeroU16::new(80).unwrap();
@@ -113,8 +114,8 @@ impl Profiles {
         named
     }
 
-    /// The profile of a name, if it has a suffix of the settings. If [`MAX_NAMES`] are followed, the one that was unused for the
-    /// longest time is forgotten for it, but none before [`LEAST_STAY`].
+    /// The profile of a name, if it has a suffix of the settings. If [`MAX_NAMES`] are followed, the one that was
+    /// unused for the longest time is forgotten for it, but none before [`LEAST_STAY`].
     fn look_up(&self, name: &str) -> Option<Arc<NamedProfile>> {
         let config = &self.shared.config.destination;
         let name = Name::parse(name, HTTP).filter(|name| config.suffixes.iter().any(|suffix| suffix.covers(name)))?;

@@ -163,7 +163,8 @@ pub(crate) async fn serve_direct(shared: Arc<Shared>) -> u16 {
     serve_port(shared, own).await
 }
 
-/// Serves the inbound side on loopback as if the original destination of every connection were `target`; returns the port.
+/// Serves the inbound side on loopback as if the original destination of every connection were `target`; returns the
+/// port.
 pub(crate) async fn serve_port(shared: Arc<Shared>, target: SocketAddr) -> u16 {
     let policies = Policies::unreachable(shared.config.clone());
     serve(super::Inbound::new(shared, policies), None, target).await

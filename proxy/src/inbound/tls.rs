@@ -1,5 +1,5 @@
-//! Mesh TLS of accepted connections: the names that this proxy serves, and the handshake with the current credentials; for
-//! ports of the application and for the proxy's own.
+//! Mesh TLS of accepted connections: the names that this proxy serves, and the handshake with the current credentials;
+//! for ports of the application and for the proxy's own.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -86,8 +86,8 @@ impl TlsServer {
         handshake(&credentials, direct, stream, timeout).await
     }
 
-    /// Accepts a client of one of the proxy's own ports, which are not redirected: mesh TLS is terminated if the client asks for
-    /// `server_name`, and every request of the connection gets the [`Client`] as an extension.
+    /// Accepts a client of one of the proxy's own ports, which are not redirected: mesh TLS is terminated if the client
+    /// asks for `server_name`, and every request of the connection gets the [`Client`] as an extension.
     ///
     /// # Errors
     /// When the client asks for another server, or does not finish TLS.

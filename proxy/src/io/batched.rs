@@ -1,7 +1,7 @@
 //! Reads a socket in large pieces for a reader that asks for small ones.
 //!
-//! rustls asks for 4 KiB at a time, a quarter of the largest record; a system call for each would be most of what receiving costs.
-//! Owns what was read and not yet asked for. A connection that waits holds no buffer.
+//! rustls asks for 4 KiB at a time, a quarter of the largest record; a system call for each would be most of what
+//! receiving costs. Owns what was read and not yet asked for. A connection that waits holds no buffer.
 
 use std::{
     io::{self, IoSlice},
@@ -13,7 +13,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::buffers::{LARGE, give_buffer, take_large};
 
-/// A stream that is read in large pieces. Beyond the number of large buffers that a thread may use, in pieces of the reader's size.
+/// A stream that is read in large pieces. Beyond the number of large buffers that a thread may use, in pieces of the
+/// reader's size.
 #[derive(Debug)]
 pub(crate) struct Batched<S> {
     inner: S,

@@ -8,8 +8,8 @@ pub(super) const LARGE: usize = 64 * 1024;
 /// Bytes of a small buffer: messages fit, and it is what a stalled direction of a copy holds in the end.
 pub(super) const SMALL: usize = 8 * 1024;
 
-/// The most large buffers in use on a thread, 16 MiB. A connection that makes progress has one for the time of a poll, so
-/// that those in use belong to connections that are stalled. Beyond the number, others do without.
+/// The most large buffers in use on a thread, 16 MiB. A connection that makes progress has one for the time of a poll,
+/// so that those in use belong to connections that are stalled. Beyond the number, others do without.
 pub(super) const MAX_LARGE: usize = 256;
 
 /// Buffers of either size that a thread keeps for reuse.

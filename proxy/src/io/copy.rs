@@ -1,7 +1,7 @@
 //! Copies bytes between two streams until both directions have ended.
 //!
-//! Owns half-close. A connection without traffic holds no buffer: each is taken from the thread's pool when bytes can be
-//! read and returned once they are written. Only a direction whose receiver does not read holds one for longer.
+//! Owns half-close. A connection without traffic holds no buffer: each is taken from the thread's pool when bytes can
+//! be read and returned once they are written. Only a direction whose receiver does not read holds one for longer.
 
 use std::{
     future::poll_fn,

@@ -1,11 +1,12 @@
 //! One write for all that a connection's task writes at a time, and a bound of what it reads at a time.
 //!
-//! h2 writes and flushes each DATA frame by itself, so that every response of an HTTP/2 connection costs a TLS record and a system
-//! call even where sixty of them are ready. [`Corked`] gathers what is written, whatever is flushed, and [`Uncork::drive`] sends it
-//! when the connection has done all it could. Owns what is gathered: a large buffer, while there is something in it.
+//! h2 writes and flushes each DATA frame by itself, so that every response of an HTTP/2 connection costs a TLS record
+//! and a system call even where sixty of them are ready. [`Corked`] gathers what is written, whatever is flushed, and
+//! [`Uncork::drive`] sends it when the connection has done all it could. Owns what is gathered: a large buffer, while
+//! there is something in it.
 //!
-//! h2 also reads as long as there is something to read, and queues what it has read for the tasks of the streams. In that
-//! queue a head takes up to a hundred times its bytes, and the number of informational heads has no bound. So a
+//! h2 also reads as long as there is something to read, and queues what it has read for the tasks of the streams. In
+//! that queue a head takes up to a hundred times its bytes, and the number of informational heads has no bound. So a
 //! connection's task gives way after [`MAX_READ`], and the streams' tasks take what it has read before it reads on.
 
 use std::{

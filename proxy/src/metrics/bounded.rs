@@ -13,8 +13,8 @@ pub(super) const OTHER_STATUS: u16 = 0;
 pub(super) struct Bounded<K, V>(Vec<(K, V)>);
 
 impl<K: Copy + PartialEq, V> Bounded<K, V> {
-    /// The value of `key`, created if there is none. Where there are too many already, it is the value of `other`, of which there must be
-    /// few.
+    /// The value of `key`, created if there is none. Where there are too many already, it is the value of `other`, of
+    /// which there must be few.
     pub(super) fn get(&mut self, key: K, other: K, new: impl FnOnce(K) -> V) -> &V {
         let index = self.position(key).unwrap_or_else(|| {
             let key = if self.0.len() < MOST { key } else { other };

@@ -13,8 +13,8 @@ const ELSEWHERE: [&str; 3] = [
     "control_identity_cert_refreshes_total",
 ];
 
-/// The names of a registry's families, also of those without series, which no scrape has. The registry names them in its
-/// debug representation alone, without the `_total` of counters.
+/// The names of a registry's families, also of those without series, which no scrape has. The registry names them in
+/// its debug representation alone, without the `_total` of counters.
 fn registered(registry: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for part in registry.split("prefix: ").skip(1) {

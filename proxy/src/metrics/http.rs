@@ -1,4 +1,5 @@
-//! Metrics of HTTP: requests, responses with their classification, latency; of endpoints and of ServiceProfiles' routes.
+//! Metrics of HTTP: requests, responses with their classification, latency; of endpoints and of ServiceProfiles'
+//! routes.
 
 use std::{num::NonZeroU128, sync::Arc, time::Duration};
 
@@ -91,7 +92,8 @@ pub(crate) struct HttpMetrics {
 /// How a response ended, as the labels of `response_total` say it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
-    /// The HTTP status; `None` if there was no response. Linkerd's series has no label `status_code` then, and no latency.
+    /// The HTTP status; `None` if there was no response. Linkerd's series has no label `status_code` then, and no
+    /// latency.
     pub(crate) status: Option<u16>,
     /// Whether its class is `success`.
     pub(crate) success: bool,
@@ -150,7 +152,8 @@ impl HttpMetrics {
         self.seen.lock().get(outcome, outcome.other(), |outcome| self.response_counter(outcome)).inc();
     }
 
-    /// Observes the time until the first frame of a response's body, as Linkerd does. A trace that is collected becomes the exemplar.
+    /// Observes the time until the first frame of a response's body, as Linkerd does. A trace that is collected becomes
+    /// the exemplar.
     pub(crate) fn latency(&self, status: u16, latency: Duration, trace_id: Option<NonZeroU128>) {
         let mut latencies = self.latencies.lock();
         let histogram = latencies.get(status, OTHER_STATUS, |status| self.latency_histogram(status));

@@ -143,7 +143,8 @@ impl RouteFamilies {
 }
 
 impl ProxyMetrics {
-    /// The metrics of a rule; `labels` name its parent and its route. With `by_hostname`, requests are told apart by host.
+    /// The metrics of a rule; `labels` name its parent and its route. With `by_hostname`, requests are told apart by
+    /// host.
     pub(crate) fn route(&self, is_grpc: bool, labels: Labels, by_hostname: bool) -> RouteMetrics {
         let families = if is_grpc { &self.grpc_routes } else { &self.http_routes };
         let mut key = labels.clone();

@@ -16,7 +16,8 @@ pub(super) struct TcpRouteFamilies {
     close: Counters,
 }
 
-/// What is counted of connections on one route. Its series are kept while it lives and for the retention time afterwards.
+/// What is counted of connections on one route. Its series are kept while it lives and for the retention time
+/// afterwards.
 #[derive(Debug)]
 pub(crate) struct TcpRouteMetrics {
     open: Counter,

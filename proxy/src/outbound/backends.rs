@@ -55,8 +55,8 @@ pub(super) enum Resolved {
 }
 
 impl Resolved {
-    /// Whether requests to it have no endpoint to wait for. A backend that does not exist fails its share of the requests, as the Gateway API
-    /// wants.
+    /// Whether requests to it have no endpoint to wait for. A backend that does not exist fails its share of the
+    /// requests, as the Gateway API wants.
     pub(super) fn is_available(&self) -> bool {
         match self {
             Self::Balance(balancer) => balancer.is_available(),

@@ -1,9 +1,9 @@
 //! Picks an endpoint of a service: the less loaded of two random ones. Load is peak latency (EWMA) times requests in
 //! flight.
 //!
-//! Owns availability (an endpoint that refuses connections backs off, longer each time; one whose responses fail is ejected,
-//! see `breaker`) and fail-fast (if none was available for 3 s, requests fail at once until one is). Refuses to connect: it
-//! returns endpoints. One balancer belongs to one worker.
+//! Owns availability (an endpoint that refuses connections backs off, longer each time; one whose responses fail is
+//! ejected, see `breaker`) and fail-fast (if none was available for 3 s, requests fail at once until one is). Refuses
+//! to connect: it returns endpoints. One balancer belongs to one worker.
 
 pub(super) mod breaker;
 mod ewma;
@@ -423,8 +423,8 @@ impl Balanced {
         }
     }
 
-    /// Records that the endpoint was picked; after its rest, only this connection may probe it, and after an ejection only
-    /// this request.
+    /// Records that the endpoint was picked; after its rest, only this connection may probe it, and after an ejection
+    /// only this request.
     fn picked(&self, now: Instant) {
         if let Some(breaker) = &self.breaker {
             breaker.lock().picked();
@@ -436,8 +436,8 @@ impl Balanced {
         }
     }
 
-    /// Records that a connection failed: the endpoint backs off, each time twice as long, with a line in the log, whose level and words
-    /// are Linkerd's (`linkerd/reconnect`).
+    /// Records that a connection failed: the endpoint backs off, each time twice as long, with a line in the log, whose
+    /// level and words are Linkerd's (`linkerd/reconnect`).
     pub(crate) fn failed(&self, error: &ConnectError) {
         let now = Instant::now();
         let mut rest = self.rest.lock();
@@ -455,7 +455,8 @@ impl Balanced {
         rest.probing = false;
     }
 
-    /// Records that no connection could be tried, by no fault of the endpoint's. If it was to probe the endpoint, the next one is.
+    /// Records that no connection could be tried, by no fault of the endpoint's. If it was to probe the endpoint, the
+    /// next one is.
     pub(crate) fn untried(&self) {
         let mut rest = self.rest.lock();
         if std::mem::take(&mut rest.probing) {

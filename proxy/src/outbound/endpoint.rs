@@ -1,7 +1,7 @@
 //! One endpoint as a worker uses it: connecting with TLS and transport header, and the HTTP connections that are kept.
 //!
-//! Owns all rules for connecting to an endpoint. Always refuses plaintext to an endpoint with an identity, plaintext to any other
-//! where mutual TLS is required, and connections to loopback, where the proxy itself listens.
+//! Owns all rules for connecting to an endpoint. Always refuses plaintext to an endpoint with an identity, plaintext to
+//! any other where mutual TLS is required, and connections to loopback, where the proxy itself listens.
 
 use std::{io, net::SocketAddr, num::NonZeroU16, sync::Arc};
 
@@ -68,7 +68,8 @@ pub(crate) enum ConnectError {
     /// There is no certificate yet, and plaintext is not allowed.
     #[error("no certificate to connect to {0} with")]
     NoCredentials(SocketAddr),
-    /// The certificate has expired, and plaintext is not allowed. The endpoint would refuse it, in TLS 1.3 only after the handshake.
+    /// The certificate has expired, and plaintext is not allowed. The endpoint would refuse it, in TLS 1.3 only after
+    /// the handshake.
     #[error("connect to {addr}: {source}")]
     CertificateExpired {
         /// Address of the endpoint.
@@ -95,8 +96,8 @@ pub(crate) enum ConnectError {
 }
 
 impl ConnectError {
-    /// Whether the failure is on this side (file descriptors, ports, memory, no valid certificate), so that another endpoint
-    /// would fail alike.
+    /// Whether the failure is on this side (file descriptors, ports, memory, no valid certificate), so that another
+    /// endpoint would fail alike.
     pub(crate) fn is_local(&self) -> bool {
         match self {
             Self::NoCredentials(_) | Self::CertificateExpired { .. } => true,
@@ -259,8 +260,8 @@ impl Endpoint {
     }
 }
 
-/// Whether nothing may be sent to an endpoint, because it has no identity and mutual TLS is required. This very pod is reached over
-/// `lo`.
+/// Whether nothing may be sent to an endpoint, because it has no identity and mutual TLS is required. This very pod is
+/// reached over `lo`.
 pub(super) fn refuses_plaintext(config: &Config, info: &EndpointInfo) -> bool {
     let is_required = info.requires_tls || config.outbound.require_mtls;
     is_required && info.tls.is_none() && !config.is_local(info.addr.ip())

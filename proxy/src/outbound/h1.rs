@@ -36,8 +36,8 @@ pub(crate) enum SendError {
 /// Sends a request over an idle connection or a new one.
 ///
 /// # Errors
-/// See [`SendError`]. On a connection that had been idle, `Unsent` without a reason means that the peer has closed it, before
-/// the request, or while it was sent and repeating it does no harm.
+/// See [`SendError`]. On a connection that had been idle, `Unsent` without a reason means that the peer has closed it,
+/// before the request, or while it was sent and repeating it does no harm.
 pub(crate) async fn send(
     endpoint: &Arc<Endpoint>,
     request: Box<Request<Body>>,

@@ -39,8 +39,8 @@ const INITIAL_STREAMS: usize = 1000;
 
 /// Why a request was not answered.
 pub(crate) enum SendError {
-    /// The endpoint did not process it; the request is unchanged. With a reason, the endpoint cannot be reached; requests that waited
-    /// for the same attempt share it.
+    /// The endpoint did not process it; the request is unchanged. With a reason, the endpoint cannot be reached;
+    /// requests that waited for the same attempt share it.
     Unsent(Box<Request<Body>>, Option<Arc<ConnectError>>),
     /// It may have been processed.
     Failed(::h2::Error),
@@ -137,8 +137,8 @@ async fn sender(endpoint: &Arc<Endpoint>) -> Result<(SendRequest<Bytes>, StreamP
     })
 }
 
-/// Begins HTTP/2 on a new connection, which [`Uncork::drive`] drives. `initial_streams` are the most at once before the peer has
-/// announced its limit.
+/// Begins HTTP/2 on a new connection, which [`Uncork::drive`] drives. `initial_streams` are the most at once before the
+/// peer has announced its limit.
 pub(crate) async fn handshake<T>(
     stream: T,
     config: &Http2Config,

@@ -1,5 +1,5 @@
-//! Ingress mode: each request names its destination in `l5d-dst-override`, because the ingress has balanced it already and its
-//! connection goes to a pod.
+//! Ingress mode: each request names its destination in `l5d-dst-override`, because the ingress has balanced it already
+//! and its connection goes to a pod.
 //!
 //! ```text
 //! accept -> detect -> HTTP: by the request's header, else by the original destination
@@ -25,7 +25,8 @@ use crate::{
 const DEFAULT_PORT: NonZeroU16 = NonZeroU16::new(80).unwrap();
 
 impl Connection {
-    /// Finds out how to serve a connection in ingress mode. What is known about its original destination does not matter before a request needs it.
+    /// Finds out how to serve a connection in ingress mode. What is known about its original destination does not
+    /// matter before a request needs it.
     pub(super) async fn ingress(self, stream: TcpStream) -> Result<Serving, ConnectionError> {
         let shared = &self.worker.shared;
         accepted(shared, &Meta::default(), "detect").1.inc();
@@ -51,7 +52,8 @@ impl Connection {
     }
 }
 
-/// Takes the header off. Several, or one that is no `host[:port]`, are refused: guessing would send the request somewhere else.
+/// Takes the header off. Several, or one that is no `host[:port]`, are refused: guessing would send the request
+/// somewhere else.
 fn take_override(headers: &mut HeaderMap) -> Result<Option<Name>, Failure> {
     let mut values = headers.get_all(DST_OVERRIDE).iter();
     let name = match (values.next(), values.next()) {

@@ -1,5 +1,5 @@
-//! Destinations by name for the inbound side, which is a gateway: requests and connections of other clusters' proxies take the
-//! way of the application's own, with its balancing, retries and mTLS.
+//! Destinations by name for the inbound side, which is a gateway: requests and connections of other clusters' proxies
+//! take the way of the application's own, with its balancing, retries and mTLS.
 
 use std::{net::SocketAddr, sync::Arc};
 

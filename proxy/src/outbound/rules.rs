@@ -1,4 +1,5 @@
-//! What a worker counts of the rules of one plan: looked up when a rule has its first request, found by position afterwards.
+//! What a worker counts of the rules of one plan: looked up when a rule has its first request, found by position
+//! afterwards.
 
 use std::sync::{Arc, OnceLock};
 

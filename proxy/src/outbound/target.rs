@@ -209,7 +209,8 @@ impl RoutingPlan {
         self.detect.get_or_init(|| shared.metrics.detect(Direction::Outbound, labels()))
     }
 
-    /// What is counted of connections to a target with these labels on the route at this position; `None` if there is none.
+    /// What is counted of connections to a target with these labels on the route at this position; `None` if there is
+    /// none.
     pub(super) fn connections(
         &self,
         shared: &Shared,
@@ -226,8 +227,9 @@ impl RoutingPlan {
         }))
     }
 
-    /// Waits for a backend with an available endpoint while there is one whose endpoints are not known yet, until `deadline` at most.
-    /// Otherwise what comes first would go to a backend without any. While a backend fails fast, nothing waits.
+    /// Waits for a backend with an available endpoint while there is one whose endpoints are not known yet, until
+    /// `deadline` at most. Otherwise what comes first would go to a backend without any. While a backend fails fast,
+    /// nothing waits.
     pub(super) async fn settled(&self, distribution: &Distribution, kind: BalancerKind, deadline: Instant) {
         // One backend has nothing to be chosen from.
         let is_single = distribution.backends().nth(1).is_none();
@@ -339,11 +341,11 @@ pub(super) fn find_opaque<'a>(routes: &'a [OpaqueRoute], server_name: Option<&st
     named.or_else(|| routes.iter().find(|route| route.server_names.is_empty()))
 }
 
-/// The result of profile and policy together; `None` if connections must be refused: an address about which nothing is known gets
-/// them as they are, and a name cannot.
+/// The result of profile and policy together; `None` if connections must be refused: an address about which nothing is
+/// known gets them as they are, and a name cannot.
 ///
-/// A ServiceProfile with routes or overrides takes requests from the policy, and one with overrides opaque connections too, as in
-/// Linkerd.
+/// A ServiceProfile with routes or overrides takes requests from the policy, and one with overrides opaque connections
+/// too, as in Linkerd.
 fn decide(
     profile: &ProfileState,
     policy: &PolicyState,

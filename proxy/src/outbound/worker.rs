@@ -66,8 +66,8 @@ impl Worker {
         Arc::clone(&cached.target)
     }
 
-    /// The destination with this name, from memory or looked up. If [`MAX_NAMES`] are kept, the one that was unused for the longest
-    /// time is forgotten for it; `None` if all are in use.
+    /// The destination with this name, from memory or looked up. If [`MAX_NAMES`] are kept, the one that was unused for
+    /// the longest time is forgotten for it; `None` if all are in use.
     pub(super) fn named(&self, name: &Name) -> Option<Arc<OutboundTarget>> {
         let mut names = self.names.lock();
         let now = Instant::now();

@@ -112,8 +112,8 @@ impl ServerPolicy {
         matches!(self.protocol, Protocol::Grpc(_))
     }
 
-    /// Whether bytes may be forwarded unchanged. A port of HTTP forwards none, and one with detection only while no resource
-    /// says anything about its requests: routes, filters and limits would not see them.
+    /// Whether bytes may be forwarded unchanged. A port of HTTP forwards none, and one with detection only while no
+    /// resource says anything about its requests: routes, filters and limits would not see them.
     pub(crate) fn takes_bytes(&self) -> bool {
         match &self.protocol {
             Protocol::Detect { http, .. } => http.is_default(),
@@ -167,14 +167,14 @@ impl HttpPolicy {
         Self { routes: vec![Route::catch_all(Vec::new())], details: vec![details], limit: None }
     }
 
-    /// Whether no resource says anything about requests: there are no routes but those that the control plane or the proxy
-    /// generated, and no limit.
+    /// Whether no resource says anything about requests: there are no routes but those that the control plane or the
+    /// proxy generated, and no limit.
     pub(crate) fn is_default(&self) -> bool {
         self.limit.is_none() && self.details.iter().all(|route| route.meta.is_default())
     }
 
-    /// The routes that a request takes if its application reads its path in another way than routes do; `None` where there
-    /// is no route then. Routes without a resource admit to one path exactly, or to all, and are left out.
+    /// The routes that a request takes if its application reads its path in another way than routes do; `None` where
+    /// there is no route then. Routes without a resource admit to one path exactly, or to all, and are left out.
     ///
     /// # Errors
     /// [`DotSegment`].

@@ -9,8 +9,8 @@ use super::{classify::Answer, terms::Retry};
 pub(crate) enum Outcome {
     /// With a response.
     Answered(Answer),
-    /// Without one, because no endpoint was available, the endpoint refused the stream before it looked at it, or its head was not
-    /// there in the time of an attempt.
+    /// Without one, because no endpoint was available, the endpoint refused the stream before it looked at it, or its
+    /// head was not there in the time of an attempt.
     Retryable,
     /// Without one, for any other reason: the request may have had its effect, or another attempt would end alike.
     Failed,
@@ -61,7 +61,8 @@ impl Attempts {
         self.repeated
     }
 
-    /// How long the current attempt may take until the response's head. The last one has no limit of its own: nothing would be won.
+    /// How long the current attempt may take until the response's head. The last one has no limit of its own: nothing
+    /// would be won.
     pub(crate) fn timeout(&self) -> Option<Duration> {
         self.retry.timeout.filter(|_| self.repeated < self.retry.limit)
     }

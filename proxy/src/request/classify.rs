@@ -46,8 +46,8 @@ impl Answer {
         self.status == StatusCode::TOO_MANY_REQUESTS || self.grpc == Some(8)
     }
 
-    /// Whether load balancing avoids the endpoint for a while: overloaded, 5xx, or one of gRPC's faults of the server. Permission
-    /// denied (7) is none of them.
+    /// Whether load balancing avoids the endpoint for a while: overloaded, 5xx, or one of gRPC's faults of the server.
+    /// Permission denied (7) is none of them.
     pub(crate) fn is_penalized(&self) -> bool {
         self.is_overloaded()
             || self.status.is_server_error()
@@ -55,7 +55,8 @@ impl Answer {
     }
 }
 
-/// The classes of a route's responses. By default as Linkerd: HTTP 5xx fails; with gRPC, the statuses that are the server's fault.
+/// The classes of a route's responses. By default as Linkerd: HTTP 5xx fails; with gRPC, the statuses that are the
+/// server's fault.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Classes(Option<Arc<[Class]>>);
 
@@ -109,8 +110,8 @@ impl Condition {
     }
 }
 
-/// The `grpc-status` in headers or trailers, if it is there and readable. As in Linkerd, a number that gRPC does not define is `UNKNOWN`:
-/// servers choose it, and it becomes a label.
+/// The `grpc-status` in headers or trailers, if it is there and readable. As in Linkerd, a number that gRPC does not
+/// define is `UNKNOWN`: servers choose it, and it becomes a label.
 fn grpc_status(headers: &HeaderMap) -> Option<u8> {
     let number: u16 = headers.get(GRPC_STATUS)?.to_str().ok()?.parse().ok()?;
     Some(u8::try_from(number).ok().filter(|code| *code <= LAST_CODE).unwrap_or(UNKNOWN))

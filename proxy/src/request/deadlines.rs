@@ -39,7 +39,8 @@ pub(crate) struct Deadlines {
 }
 
 impl Deadlines {
-    /// An attempt that begins now; `head` is its limit until the response's head. The request's time began when it arrived.
+    /// An attempt that begins now; `head` is its limit until the response's head. The request's time began when it
+    /// arrived.
     pub(crate) fn new(timeouts: Timeouts, head: Option<Duration>, arrived: Instant, now: Instant) -> Self {
         Self {
             // A sum that does not fit is no limit.

@@ -1,7 +1,7 @@
 //! The headers with which an application sets the terms of one request: `l5d-retry-*`, `l5d-timeout` and its relatives.
 //!
-//! They count only where the policy allows it, and are removed there; elsewhere they pass, as in Linkerd. A value that cannot be
-//! read is as if it were absent.
+//! They count only where the policy allows it, and are removed there; elsewhere they pass, as in Linkerd. A value that
+//! cannot be read is as if it were absent.
 
 use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 

@@ -32,7 +32,8 @@ pub(crate) struct Terms {
 pub(crate) struct Timeouts {
     /// From the request's arrival to the end of the response, all attempts together.
     pub(crate) request: Option<Duration>,
-    /// From the request's arrival to the response's head, all attempts together: the timeout of a ServiceProfile's route.
+    /// From the request's arrival to the response's head, all attempts together: the timeout of a ServiceProfile's
+    /// route.
     pub(crate) head: Option<Duration>,
     /// From the end of the request to the end of the response, of one attempt.
     pub(crate) response: Option<Duration>,

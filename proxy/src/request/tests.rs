@@ -1,4 +1,5 @@
-//! Attempts, pauses and deadlines under random events, against a specification that looks at the whole history each time.
+//! Attempts, pauses and deadlines under random events, against a specification that looks at the whole history each
+//! time.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,5 +1,5 @@
-//! Regular expressions of routes. Each has to match a whole value, as the Gateway API says. Those of one message take a bounded
-//! amount of memory together, as a user who may write a route makes every proxy compile it.
+//! Regular expressions of routes. Each has to match a whole value, as the Gateway API says. Those of one message take a
+//! bounded amount of memory together, as a user who may write a route makes every proxy compile it.
 
 use std::collections::HashMap;
 
@@ -46,7 +46,8 @@ impl Expressions {
     /// Compiles an expression that has to match a whole value.
     ///
     /// # Errors
-    /// When it does not compile, also when it does only together with the anchors (`a)|(b`); when there is no room for it.
+    /// When it does not compile, also when it does only together with the anchors (`a)|(b`); when there is no room for
+    /// it.
     pub(crate) fn whole(&mut self, text: &str) -> Result<Regex, ExpressionError> {
         if let Some(known) = self.known.get(text) {
             return Ok(known.clone());

@@ -250,7 +250,8 @@ fn header_change(
     Ok(HeaderChange { add: read(add)?, set: read(set)?, remove })
 }
 
-/// The longest duration of a message: what protobuf allows, about 10,000 years. The clock can still add it to the present time.
+/// The longest duration of a message: what protobuf allows, about 10,000 years. The clock can still add it to the
+/// present time.
 pub(crate) const MAX_DURATION: Duration = Duration::from_secs(315_576_000_000);
 
 /// Parses a duration; `None` if the message has none.

@@ -1,15 +1,15 @@
 //! The other paths that an application may read where a client sends one.
 //!
-//! Routes match a path as it was sent, as in Linkerd. Applications differ: most decode it before they route it, and many
-//! merge slashes or drop the parameters of segments. Without a look at these readings, `/%61dmin` would take the route of `/`
-//! and reach the application's `/admin`.
+//! Routes match a path as it was sent, as in Linkerd. Applications differ: most decode it before they route it, and
+//! many merge slashes or drop the parameters of segments. Without a look at these readings, `/%61dmin` would take the
+//! route of `/` and reach the application's `/admin`.
 //!
 //! Owns the readings. Refuses to know routes.
 
 use percent_encoding::percent_decode_str;
 
-/// The path has a segment `.` or `..`, encoded or not. Clients resolve these before they send a request (RFC 3986 section
-/// 5.2.4), and applications do not agree about them.
+/// The path has a segment `.` or `..`, encoded or not. Clients resolve these before they send a request (RFC 3986
+/// section 5.2.4), and applications do not agree about them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DotSegment;
 
@@ -34,8 +34,8 @@ pub(crate) fn of(path: &str) -> Result<Vec<String>, DotSegment> {
     Ok(readings)
 }
 
-/// The segments that are not empty, without their parameters (`/a;v=1`), and with `\` as a separator, as some servers have it. The
-/// last one may be empty: a slash at the end counts.
+/// The segments that are not empty, without their parameters (`/a;v=1`), and with `\` as a separator, as some servers
+/// have it. The last one may be empty: a slash at the end counts.
 fn segments(path: &str) -> Vec<&str> {
     let mut segments: Vec<&str> =
         path.split(['/', '\\']).map(|segment| segment.split(';').next().unwrap_or_default()).collect();

@@ -1,5 +1,5 @@
-//! Events of a tapped request, in the form of Linkerd's API. What a request chooses is cut to a bound, because events wait in a
-//! buffer.
+//! Events of a tapped request, in the form of Linkerd's API. What a request chooses is cut to a bound, because events
+//! wait in a buffer.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Which requests a tap is for: the matches of `ObserveRequest`, with Linkerd's rules (`linkerd/proxy/tap/src/grpc/match_.rs`).
+//! Which requests a tap is for: the matches of `ObserveRequest`, with Linkerd's rules
+//! (`linkerd/proxy/tap/src/grpc/match_.rs`).
 //!
 //! Owns the decision, without I/O. Refuses matches that cannot be read as a whole.
 

@@ -1,7 +1,8 @@
-//! What a span says about its request, under the names that Linkerd's proxy uses: OpenTelemetry's semantic conventions for HTTP
-//! (`linkerd2-proxy:linkerd/trace-context/src/service.rs`). All values are text there, and so they are here.
+//! What a span says about its request, under the names that Linkerd's proxy uses: OpenTelemetry's semantic conventions
+//! for HTTP (`linkerd2-proxy:linkerd/trace-context/src/service.rs`). All values are text there, and so they are here.
 //!
-//! Copies what it keeps: a part of a request's head would keep the whole buffer of its connection alive until the span is sent.
+//! Copies what it keeps: a part of a request's head would keep the whole buffer of its connection alive until the span
+//! is sent.
 
 use std::fmt::Write as _;
 
@@ -9,7 +10,8 @@ use http::{HeaderMap, HeaderName, Request, Uri, header, uri::Authority};
 
 use crate::metrics::Direction;
 
-/// Bytes of a value; the rest is left out. Heads of requests may have 64 KiB, and 2,048 spans wait at most ([`super::queue`]).
+/// Bytes of a value; the rest is left out. Heads of requests may have 64 KiB, and 2,048 spans wait at most
+/// ([`super::queue`]).
 const MAX_VALUE: usize = 1024;
 
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");

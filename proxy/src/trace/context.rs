@@ -1,8 +1,9 @@
-//! The trace that a request belongs to, in its headers: W3C's `traceparent`, gRPC's `grpc-trace-bin`, B3 in one header or in several.
+//! The trace that a request belongs to, in its headers: W3C's `traceparent`, gRPC's `grpc-trace-bin`, B3 in one header
+//! or in several.
 //!
-//! Owns reading and writing them. Reads the first of the formats that is well formed, in this order; a malformed header is no error,
-//! it is passed on as it is. Writes the format that was read and no other, as Linkerd's proxy does: a request that carries two keeps
-//! the other one. `tracestate` belongs to others and is passed on.
+//! Owns reading and writing them. Reads the first of the formats that is well formed, in this order; a malformed header
+//! is no error, it is passed on as it is. Writes the format that was read and no other, as Linkerd's proxy does: a
+//! request that carries two keeps the other one. `tracestate` belongs to others and is passed on.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
 use http::{HeaderMap, HeaderName, HeaderValue};

@@ -17,14 +17,16 @@ use super::{
 };
 use crate::{control::ControlClient, pauses::Pauses};
 
-/// The times of exports: spans wait as long as those of Linkerd's proxy, and attempts have the protocol's default deadline.
+/// The times of exports: spans wait as long as those of Linkerd's proxy, and attempts have the protocol's default
+/// deadline.
 const PACE: Pace = Pace {
     interval: Duration::from_secs(5),
     timeout: Duration::from_secs(10),
     pauses: (Duration::from_secs(1), Duration::from_secs(30)),
 };
-/// Attempts at one batch. Newer spans wait meanwhile, and are dropped when there is no room for them: the pauses are short enough that
-/// a collector that restarts loses nothing, and few enough that one that is gone does not keep old spans instead of new ones.
+/// Attempts at one batch. Newer spans wait meanwhile, and are dropped when there is no room for them: the pauses are
+/// short enough that a collector that restarts loses nothing, and few enough that one that is gone does not keep old
+/// spans instead of new ones.
 const ATTEMPTS: usize = 5;
 /// Bytes after which a batch takes no further span: half of what a gRPC server takes by default.
 const MAX_BYTES: usize = 2 << 20;

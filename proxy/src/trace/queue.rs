@@ -12,8 +12,8 @@ use tokio::sync::{Notify, mpsc};
 
 use super::{Kind, attributes::Attributes, metrics::TraceMetrics};
 
-/// Spans that wait at most. A span has some 700 bytes, and at most 11 KiB (a name and nine attributes of 1 KiB that a client chooses, and
-/// a `tracestate`): 22 MiB if all of them are as large as they can be.
+/// Spans that wait at most. A span has some 700 bytes, and at most 11 KiB (a name and nine attributes of 1 KiB that a
+/// client chooses, and a `tracestate`): 22 MiB if all of them are as large as they can be.
 pub(super) const CAPACITY: usize = 2048;
 /// Spans of one export, as many as of Linkerd's proxy. A full batch does not wait for the interval.
 pub(super) const BATCH: usize = 1000;

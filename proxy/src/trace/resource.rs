@@ -1,7 +1,7 @@
 //! What all spans of this proxy share: the service, the process, the pod and its labels.
 //!
-//! Of the same name, what the operator set for the process takes precedence over what the injector set, and that over the pod's labels
-//! and the service's name (`linkerd2-proxy:linkerd/app/src/env/trace.rs`).
+//! Of the same name, what the operator set for the process takes precedence over what the injector set, and that over
+//! the pod's labels and the service's name (`linkerd2-proxy:linkerd/app/src/env/trace.rs`).
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,8 @@ use weft_proto::otlp::{AnyValue, KeyValue, Resource, any_value::Value};
 
 use crate::config::TraceConfig;
 
-/// Bytes that are read of the file with the pod's labels; Kubernetes' limit for all of a pod's annotations is 256 KiB, labels are smaller.
+/// Bytes that are read of the file with the pod's labels; Kubernetes' limit for all of a pod's annotations is 256 KiB,
+/// labels are smaller.
 const MAX_LABELS: u64 = 256 << 10;
 
 /// The attributes of this process. The pod's labels are read once.

@@ -125,8 +125,8 @@ async fn answered(stream: &mut TcpStream) -> String {
 #[tokio::test]
 async fn all_clients_may_come_back_before_their_old_connections_end() {
     crate::files::raise_limit().unwrap();
-    // As many clients as addresses here, each with one connection, as after a failure of the network: the server notices
-    // none of the old ones.
+    // As many clients as addresses here, each with one connection, as after a failure of the network: the server
+    // notices none of the old ones.
     let (addr, _drain) = start(Limits { connections: 512, source_connections: 2, ..Limits::GRPC }).await;
     let mut before = Vec::new();
     for host in 1..=250 {

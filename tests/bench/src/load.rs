@@ -50,7 +50,8 @@ pub enum Order {
         /// How many.
         connections: usize,
     },
-    /// Flood a proxy, in place of an earlier flood, until [`Order::EndFlood`]. The reply comes when the flood is in force.
+    /// Flood a proxy, in place of an earlier flood, until [`Order::EndFlood`]. The reply comes when the flood is in
+    /// force.
     Flood {
         /// With what.
         flood: Flood,

@@ -1,6 +1,6 @@
 //! What two proxies between a client and a server cost: ours, HAProxy's with HTTP/1.1 and with HTTP/2 between them, no
-//! proxy, and our opaque path as the floor, side by side in one run; and what a peer that floods the server's proxy costs
-//! the others. With a directory of other programs of ours, a change is measured before and after.
+//! proxy, and our opaque path as the floor, side by side in one run; and what a peer that floods the server's proxy
+//! costs the others. With a directory of other programs of ours, a change is measured before and after.
 //!
 //! All contenders run at once and are measured in turn, in another order each time, so that a change of the machine's
 //! speed affects all of them. A [`load`](crate::load) is one thread against one thread of a server; what it costs each
@@ -37,8 +37,8 @@ use crate::{
 
 /// Rows with new sandboxes for each repetition. Memory varies less than time.
 const FRESH_REPETITIONS: u32 = 3;
-/// Idle connections: time for the proxies to finish what their opening began, and to return the memory of it. jemalloc does so within
-/// ten seconds.
+/// Idle connections: time for the proxies to finish what their opening began, and to return the memory of it. jemalloc
+/// does so within ten seconds.
 const SETTLES: Duration = Duration::from_secs(13);
 /// Descriptors of a process besides those of the connections.
 const OTHER_DESCRIPTORS: u64 = 200;
@@ -63,11 +63,10 @@ pub struct Args {
     /// Print everything as one JSON object on the last line
     #[arg(long)]
     pub json: bool,
-    /// What to measure: http1-1, http1-16, http1-64, http1-256, http2-1x64, http2-16x4, connection, open-1000, open-5000,
-    /// bulk, round-trip, grpc-unary, grpc-stream, endpoints-1000, endpoints-10000, workers, tap, flood-heads,
-    /// flood-hellos, flood-resets, flood-connections, idle-http-1000, idle-http-10000, idle-opaque-1000,
-    /// idle-opaque-10000, start
-    /// [default: all]
+    /// What to measure: http1-1, http1-16, http1-64, http1-256, http2-1x64, http2-16x4, connection, open-1000,
+    /// open-5000, bulk, round-trip, grpc-unary, grpc-stream, endpoints-1000, endpoints-10000, workers, tap,
+    /// flood-heads, flood-hellos, flood-resets, flood-connections, idle-http-1000, idle-http-10000, idle-opaque-1000,
+    /// idle-opaque-10000, start [default: all]
     #[arg(long, value_delimiter = ',', value_name = "ROW", value_parser = Row::named, hide_possible_values = true)]
     pub rows: Vec<&'static Row>,
     /// Who takes part [default: all]

@@ -1,13 +1,13 @@
-//! What collecting metrics costs: `weft-viz` itself, in front of a real API server with the objects of 1,000 pods, whose
-//! proxies' pages this process serves; and what a scrape costs a real proxy.
+//! What collecting metrics costs: `weft-viz` itself, in front of a real API server with the objects of 1,000 pods,
+//! whose proxies' pages this process serves; and what a scrape costs a real proxy.
 //!
 //! ```text
 //! caller ── Stat, every 5 s ──► weft-viz ── a scrape of each pod ──► 127.1.0.0/16, this process
 //!                                   └── watches, TokenReview, SubjectAccessReview ──► API server
 //! ```
 //!
-//! All of them share this machine's processors. Nothing is measured of the component's sidecar, which makes mutual TLS of its
-//! connections, nor of the network.
+//! All of them share this machine's processors. Nothing is measured of the component's sidecar, which makes mutual TLS
+//! of its connections, nor of the network.
 
 pub mod args;
 mod caller;

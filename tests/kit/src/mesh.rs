@@ -92,8 +92,8 @@ pub struct Mesh {
     guard: Guard,
 }
 
-/// A name that nothing else on this host uses: a prefix, the process id, and the time of the first name plus one for each
-/// further one, because tests that begin together may ask within a microsecond.
+/// A name that nothing else on this host uses: a prefix, the process id, and the time of the first name plus one for
+/// each further one, because tests that begin together may ask within a microsecond.
 pub fn unique_name(prefix: &str) -> String {
     static FIRST: LazyLock<u32> =
         LazyLock::new(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().subsec_micros());

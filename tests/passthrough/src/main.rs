@@ -31,8 +31,8 @@ struct Args {
     /// Where /ready, /live and /connections are served
     #[arg(long, env = "LINKERD2_PROXY_ADMIN_LISTEN_ADDR", default_value = "0.0.0.0:4191")]
     admin: SocketAddr,
-    /// Serve nothing: exit with success if a connection to this address arrives at the port of --outbound within 10 s, as
-    /// Linkerd's network validator does
+    /// Serve nothing: exit with success if a connection to this address arrives at the port of --outbound within 10 s,
+    /// as Linkerd's network validator does
     #[arg(long, value_name = "ADDRESS:PORT")]
     validate: Option<SocketAddr>,
 }

@@ -1,7 +1,7 @@
 //! The charts, rendered by the real helm, against a real API server.
 //!
-//! `values` is about what the control plane's chart accepts and refuses, `rendering` about its objects, `installation` about
-//! a cluster that it is installed in, `agent_only` about the chart of the agent alone.
+//! `values` is about what the control plane's chart accepts and refuses, `rendering` about its objects, `installation`
+//! about a cluster that it is installed in, `agent_only` about the chart of the agent alone.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -59,8 +59,8 @@ pub(super) fn network_validator_succeeds(world: &mut World) {
     world.cluster.kubectl(&["delete", "namespace", NAMESPACE, APPLICATIONS, "--wait=false"]).unwrap();
 }
 
-/// The order of containers is Linkerd's. Its validator listens on the proxy's port itself, which takes a container of its
-/// own here.
+/// The order of containers is Linkerd's. Its validator listens on the proxy's port itself, which takes a container of
+/// its own here.
 fn pod() -> Value {
     let container = |name: &str, user: u32, command: &[&str]| {
         json!({

@@ -180,7 +180,8 @@ pub(super) fn lost_webhook_certificate(world: &mut World) {
         Ok(())
     });
     back.unwrap();
-    // And it works: a new pod is injected. The API server learns of the bundle by a watch, and leaves pods as they are until then.
+    // And it works: a new pod is injected. The API server learns of the bundle by a watch, and leaves pods as they are
+    // until then.
     let trusted = world.cluster.until(Duration::from_secs(60), |cluster| {
         let dry = ["-n", SHOP, "run", "probe", "--image", "probe", "--dry-run=server", "-o", "json"];
         let dry = [&dry[..], &["--overrides", RESTRICTED]].concat();

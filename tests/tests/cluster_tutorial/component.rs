@@ -1,5 +1,5 @@
-//! The component weft-viz in the tutorial's mesh: what the commands and the dashboard show through it, whom it refuses, and what its
-//! replacement does to an open dashboard.
+//! The component weft-viz in the tutorial's mesh: what the commands and the dashboard show through it, whom it refuses,
+//! and what its replacement does to an open dashboard.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -189,7 +189,8 @@ fn refuses(world: &World) {
     world.cluster.delete(NOBODY).unwrap();
 }
 
-/// A dashboard that is open goes on when other pods take over, and when its token is worth nothing any more: as after a night.
+/// A dashboard that is open goes on when other pods take over, and when its token is worth nothing any more: as after a
+/// night.
 fn outlives_its_pod_and_its_account(world: &World, manifests: &str) {
     let dashboard = Running::start(world.cluster.command("weft").args(["dashboard", "--port", "0", "--show", "url"]));
     let address = dashboard.lines.recv_timeout(PATIENCE).expect("it prints its address");

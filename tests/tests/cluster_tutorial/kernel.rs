@@ -33,7 +33,8 @@ pub(super) fn maps_of(uids: &[&str]) -> BTreeSet<u32> {
     maps
 }
 
-/// The directories in /proc of the kubelets of the local cluster in the environment; none where its nodes are not on this host.
+/// The directories in /proc of the kubelets of the local cluster in the environment; none where its nodes are not on
+/// this host.
 pub(super) fn kubelets() -> Vec<PathBuf> {
     // The cluster's control groups are called after the directory of its kubeconfig.
     let kubeconfig = env::var_os("KUBECONFIG").map(PathBuf::from);

@@ -1,7 +1,7 @@
 //! Pods of Linkerd move from their own iptables rules to the agent, and back, while requests run.
 //!
-//! Their proxy copies bytes and notes what the kernel says about each connection, so that only the redirection is tested, and
-//! its origin is seen: REDIRECT changes the destination of an inbound connection, and the agent does not.
+//! Their proxy copies bytes and notes what the kernel says about each connection, so that only the redirection is
+//! tested, and its origin is seen: REDIRECT changes the destination of an inbound connection, and the agent does not.
 
 use std::{thread, time::Duration};
 
@@ -51,8 +51,8 @@ pub(super) struct Migration {
 }
 
 impl Migration {
-    /// Starts the application, every pod with iptables rules, and the load. None where the nodes are not on this host: its
-    /// programs are not on theirs.
+    /// Starts the application, every pod with iptables rules, and the load. None where the nodes are not on this host:
+    /// its programs are not on theirs.
     pub(super) fn start(world: &World) -> Option<Self> {
         if kernel::kubelets().is_empty() {
             println!("  not migrated: the node of this cluster is not on this host");
@@ -80,7 +80,8 @@ impl Migration {
         self.loads.iter_mut().flatten().for_each(|load| load.begin(phase).unwrap());
     }
 
-    /// Once the agent is there: `web` and a second client are restarted as with `cniEnabled`, and `web` once more as before.
+    /// Once the agent is there: `web` and a second client are restarted as with `cniEnabled`, and `web` once more as
+    /// before.
     pub(super) fn there_and_back(&mut self, world: &World) {
         self.begin("the application moves to the agent");
         apply(world, "web", 2, Redirected::ByTheNode);
@@ -141,8 +142,8 @@ fn finish(loads: [Load; 2]) {
     }
 }
 
-/// Waits for inbound connections of `web`, all of which must have arrived at this port. On a busy machine a load starts seconds later
-/// than its command.
+/// Waits for inbound connections of `web`, all of which must have arrived at this port. On a busy machine a load starts
+/// seconds later than its command.
 fn arrive_at(world: &World, port: &str, why: &str) {
     let arrived = world.cluster.until(Duration::from_secs(60), |_| {
         let ports = listeners(world, "web");

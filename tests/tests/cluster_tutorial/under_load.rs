@@ -138,8 +138,8 @@ pub(super) fn application_rolled_out(world: &mut World) {
     });
 }
 
-/// With `values-ha.yaml`, every component has a replica on each of three nodes, and an upgrade, and its rollback, go around them: a new pod may
-/// be beside an old one, and two replicas always answer.
+/// With `values-ha.yaml`, every component has a replica on each of three nodes, and an upgrade, and its rollback, go
+/// around them: a new pod may be beside an old one, and two replicas always answer.
 pub(super) fn highly_available(world: &mut World) {
     let nodes = world.cluster.get(&["nodes"]).unwrap()["items"].as_array().map_or(0, Vec::len);
     if nodes < REPLICAS {

@@ -1,5 +1,6 @@
-//! What the nodes forward between pods, as their kernel sees it: connections to an application's own port go around a proxy, if
-//! all of its clients are meshed. They are seen by their first packets, because others of connections that ended come late.
+//! What the nodes forward between pods, as their kernel sees it: connections to an application's own port go around a
+//! proxy, if all of its clients are meshed. They are seen by their first packets, because others of connections that
+//! ended come late.
 
 use std::{
     collections::BTreeSet,

@@ -1,5 +1,5 @@
-//! The mesh of `weft install`, without helm: pods of `weft inject --manual` are in it, except on the ports that its flags
-//! exclude, and `weft uninstall` leaves nothing.
+//! The mesh of `weft install`, without helm: pods of `weft inject --manual` are in it, except on the ports that its
+//! flags exclude, and `weft uninstall` leaves nothing.
 
 use std::{io::Write as _, time::Duration};
 
@@ -21,8 +21,8 @@ const REQUESTS: u32 = 10;
 pub(super) fn installs_injects_and_removes(world: &mut World) {
     world.cluster.kubectl(&["wait", "--for=delete", &format!("namespace/{MESH}"), "--timeout=180s"]).unwrap();
     let definitions = file_of(&world.weft(&["install", "--crds"]).unwrap());
-    // As in docs/cli.md: where the Gateway API's definitions are among them, some are too large for the annotation in which
-    // kubectl keeps what it applied.
+    // As in docs/cli.md: where the Gateway API's definitions are among them, some are too large for the annotation in
+    // which kubectl keeps what it applied.
     world.cluster.kubectl(&["apply", "--server-side", "-f", definitions.path().to_str().unwrap()]).unwrap();
     world.cluster.apply(&world.weft(&["install"]).unwrap()).unwrap();
     for component in COMPONENTS {
@@ -71,8 +71,8 @@ pub(super) fn installs_injects_and_removes(world: &mut World) {
     nothing_is_left(world);
 }
 
-/// `weft upgrade` with another setting of redirection restarts what reads it, and the running pods stay in the mesh. Nothing is
-/// left for `weft prune`.
+/// `weft upgrade` with another setting of redirection restarts what reads it, and the running pods stay in the mesh.
+/// Nothing is left for `weft prune`.
 fn upgraded(world: &World) {
     let upgrade = world.weft(&["upgrade", "--set", "proxyInit.ignoreOutboundPorts=4567"]).unwrap();
     world.cluster.apply(&upgrade).unwrap();

@@ -1,4 +1,5 @@
-//! Kinds of workloads beside Deployments, and many starts of pods: what they send travels by mutual TLS from the first byte.
+//! Kinds of workloads beside Deployments, and many starts of pods: what they send travels by mutual TLS from the first
+//! byte.
 
 use std::{
     collections::BTreeSet,

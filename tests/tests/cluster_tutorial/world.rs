@@ -266,7 +266,8 @@ impl World {
         }
     }
 
-    /// Nothing of the agents is in the kernel any more: neither their maps nor a program that uses them, attached or not.
+    /// Nothing of the agents is in the kernel any more: neither their maps nor a program that uses them, attached or
+    /// not.
     pub(super) fn assert_kernel_is_clean(&self) {
         // The kernel frees a map some time after its last user has gone.
         eventually("programs and maps of the agents are gone", Duration::from_secs(60), || {

@@ -1,6 +1,6 @@
-//! The dashboard of a running mesh in a real browser: right numbers, no complaints of the browser, text that stays text, every control by
-//! keyboard, no sideways scrolling on a phone. With `WEFT_PICTURES_DIR`, the pictures of its pages are left there: those of the documents
-//! are taken so.
+//! The dashboard of a running mesh in a real browser: right numbers, no complaints of the browser, text that stays
+//! text, every control by keyboard, no sideways scrolling on a phone. With `WEFT_PICTURES_DIR`, the pictures of its
+//! pages are left there: those of the documents are taken so.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -58,7 +58,8 @@ impl Dashboard {
     }
 }
 
-/// A request every 25 ms from a client to `web`, each on a connection of its own, so that the kernel decides about it; never ends.
+/// A request every 25 ms from a client to `web`, each on a connection of its own, so that the kernel decides about it;
+/// never ends.
 async fn traffic(mesh: &Mesh) {
     let client = mesh.pod_of("shop", "client").await.unwrap();
     loop {
@@ -151,8 +152,8 @@ fn fits((width, _): (u32, u32)) -> String {
     format!("innerWidth === {width} && document.documentElement.scrollWidth <= {width}")
 }
 
-/// What the mesh says is text: a process whose name is markup is seen under that name, and makes no element. (Proxies refuse requests whose
-/// paths have such characters.)
+/// What the mesh says is text: a process whose name is markup is seen under that name, and makes no element. (Proxies
+/// refuse requests whose paths have such characters.)
 #[test]
 fn markup_in_a_name_stays_text() {
     MESH.test(async |mesh| {

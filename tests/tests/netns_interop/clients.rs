@@ -1,5 +1,5 @@
-//! Clients and servers in other languages, and the command line's: each speaks HTTP/1 and HTTP/2 through both proxies, as its library
-//! does, and the server says what arrived.
+//! Clients and servers in other languages, and the command line's: each speaks HTTP/1 and HTTP/2 through both proxies,
+//! as its library does, and the server says what arrived.
 
 use std::time::Duration;
 

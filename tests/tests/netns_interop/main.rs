@@ -1,6 +1,7 @@
-//! Programs of other projects through the mesh: h2spec against both sides of the proxy, gRPC's interoperability cases between grpc-go's
-//! client and server, the proxies' spans in an OpenTelemetry collector, and the clients and servers that people have. `cargo xtask test
-//! netns` builds the former and puts them beside our own programs, and installs the others.
+//! Programs of other projects through the mesh: h2spec against both sides of the proxy, gRPC's interoperability cases
+//! between grpc-go's client and server, the proxies' spans in an OpenTelemetry collector, and the clients and servers
+//! that people have. `cargo xtask test netns` builds the former and puts them beside our own programs, and installs the
+//! others.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -116,7 +117,8 @@ spec:
   ports: [{name: otlp, port: 4317, targetPort: otlp}]
 ";
 
-/// Cases of github.com/grpc/grpc/blob/master/doc/interop-test-descriptions.md that grpc-go's client has and that need no account.
+/// Cases of github.com/grpc/grpc/blob/master/doc/interop-test-descriptions.md that grpc-go's client has and that need
+/// no account.
 const CASES: [&str; 14] = [
     "empty_unary",
     "large_unary",
@@ -134,8 +136,8 @@ const CASES: [&str; 14] = [
     "unimplemented_service",
 ];
 
-/// What h2spec expects and does not get, with the reason. On a port whose protocol is detected, what does not begin as HTTP/2 is not
-/// HTTP/2: the application answers it.
+/// What h2spec expects and does not get, with the reason. On a port whose protocol is detected, what does not begin as
+/// HTTP/2 is not HTTP/2: the application answers it.
 const DEVIATIONS: [&str; 1] = ["2: Sends invalid connection preface"];
 
 async fn interop(mesh: &Mesh, case: &str) -> Result<(), String> {
@@ -202,8 +204,8 @@ async fn spans(mesh: &Mesh, trace: &str) -> Vec<(String, String, i64, String)> {
     found
 }
 
-/// A collector of another project gets the spans of both proxies over mutual TLS, and they are one trace: below the client's span one
-/// of each proxy that was asked, and below that one of each proxy that asks.
+/// A collector of another project gets the spans of both proxies over mutual TLS, and they are one trace: below the
+/// client's span one of each proxy that was asked, and below that one of each proxy that asks.
 #[test]
 fn a_collector_gets_one_trace_of_both_proxies() {
     const SERVER: i64 = 2;

@@ -5,9 +5,10 @@ use std::{collections::BTreeMap, fs, path::PathBuf};
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
-/// What Linkerd's dashboards (linkerd2, `grafana/dashboards`) select: the metric, how it is narrowed, and the labels by which it is summed.
-/// Left out are `tcp_close_total{errno!=""}`, which is of connections that broke, and what `authority.json` selects by the `authority` of inbound
-/// series: they have it only where `LINKERD2_PROXY_INBOUND_METRICS_AUTHORITY_LABELS` allows it, as in Linkerd.
+/// What Linkerd's dashboards (linkerd2, `grafana/dashboards`) select: the metric, how it is narrowed, and the labels by
+/// which it is summed. Left out are `tcp_close_total{errno!=""}`, which is of connections that broke, and what
+/// `authority.json` selects by the `authority` of inbound series: they have it only where
+/// `LINKERD2_PROXY_INBOUND_METRICS_AUTHORITY_LABELS` allows it, as in Linkerd.
 pub(crate) const LINKERD: &[(&str, &str, &[&str])] = &[
     // top-line, namespace, deployment and the other workloads, pod: inbound
     ("request_total", r#"direction="inbound", tls="true""#, &["namespace", "deployment", "pod"]),

@@ -1,5 +1,6 @@
-//! What `weft stat` and its siblings say about a running mesh, compared with the clients' own counts, and what a Prometheus has of it. All
-//! tests of this file share one mesh; each counts between pods that no other test uses together.
+//! What `weft stat` and its siblings say about a running mesh, compared with the clients' own counts, and what a
+//! Prometheus has of it. All tests of this file share one mesh; each counts between pods that no other test uses
+//! together.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -391,8 +392,8 @@ fn tap_shows_a_request_its_response_its_end_and_the_kernels_verdict() {
     });
 }
 
-/// Screens that are drawn again: all of it fits after the size changed, nothing is cleared between two drawings, and what was
-/// on the terminal before is back at the end.
+/// Screens that are drawn again: all of it fits after the size changed, nothing is cleared between two drawings, and
+/// what was on the terminal before is back at the end.
 #[test]
 fn live_screens_behave_in_a_terminal() {
     const CLEAR: &str = "\x1b[2J";

@@ -1,5 +1,5 @@
-//! Handshakes: which protocol, which chains and which names make two peers meet. Certificates come from authorities without the rules
-//! of [`crate::ca`], as those of a SPIFFE agent do.
+//! Handshakes: which protocol, which chains and which names make two peers meet. Certificates come from authorities
+//! without the rules of [`crate::ca`], as those of a SPIFFE agent do.
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, SanType, SignatureAlgorithm};
 use rustls::{

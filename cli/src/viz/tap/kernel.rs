@@ -1,6 +1,8 @@
-//! The kernel's verdicts about the connections of tapped requests, from the agents, with the rights of the person who asks.
+//! The kernel's verdicts about the connections of tapped requests, from the agents, with the rights of the person who
+//! asks.
 //!
-//! A connection is the same if pod, direction and client's address and port are: proxies see the port that the kernel saw.
+//! A connection is the same if pod, direction and client's address and port are: proxies see the port that the kernel
+//! saw.
 
 use std::{
     collections::{HashMap, VecDeque},

@@ -1,7 +1,7 @@
 //! `-o jsonpath=TEMPLATE`: text, and between braces paths as kubectl writes them, `{.a.b}`.
 //!
-//! Owns kubectl's form, which is older than RFC 9535: the root needs no `$`, a backslash makes a dot part of a name, and names may
-//! contain hyphens. Refuses `range`: every event is an object of its own.
+//! Owns kubectl's form, which is older than RFC 9535: the root needs no `$`, a backslash makes a dot part of a name,
+//! and names may contain hyphens. Refuses `range`: every event is an object of its own.
 
 use jsonpath_rust::{
     parser::{model::JpQuery, parse_json_path},
@@ -163,8 +163,8 @@ fn unescaped(text: &str) -> String {
     unescaped
 }
 
-/// A value as kubectl prints it: texts as they are, everything else as JSON. Clients choose paths and headers: control characters
-/// are escaped.
+/// A value as kubectl prints it: texts as they are, everything else as JSON. Clients choose paths and headers: control
+/// characters are escaped.
 fn shown(value: &Value) -> String {
     match value {
         Value::String(text) => printable::line(text).into_owned(),

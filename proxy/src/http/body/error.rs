@@ -58,7 +58,8 @@ impl BodyError {
         }
     }
 
-    /// The failure that a gRPC client is told in trailers; `None` if the stream is reset instead, as the server has reset it.
+    /// The failure that a gRPC client is told in trailers; `None` if the stream is reset instead, as the server has
+    /// reset it.
     pub(super) fn failure(&self) -> Option<Failure> {
         match self {
             Self::Expired(expired) => Some(Failure::Timeout(*expired)),
@@ -91,8 +92,8 @@ pub(crate) const TIMEOUT: &str = "timeout";
 /// The same for any other error: Linkerd's.
 pub(crate) const UNCLASSIFIED: &str = "unclassified";
 
-/// The value of the label `error` of `response_total` for a stream that was reset: Linkerd's, which has the names of RFC 9113 section 7.
-/// A peer chooses the number of the reason; those without a name share a value.
+/// The value of the label `error` of `response_total` for a stream that was reset: Linkerd's, which has the names of
+/// RFC 9113 section 7. A peer chooses the number of the reason; those without a name share a value.
 pub(crate) fn response_reset_label(error: &h2::Error) -> &'static str {
     match error.reason() {
         None => UNCLASSIFIED,
@@ -114,12 +115,14 @@ pub(crate) fn response_reset_label(error: &h2::Error) -> &'static str {
     }
 }
 
-/// Whether this proxy reset the stream, which it does when the client breaks off its request: the endpoint has no part in it.
+/// Whether this proxy reset the stream, which it does when the client breaks off its request: the endpoint has no part
+/// in it.
 pub(crate) fn is_own_reset(error: &h2::Error) -> bool {
     error.is_reset() && !error.is_remote() && !error.is_library()
 }
 
-/// Whether this proxy ended the connection because it would have had to hold too much for it, which is how slowly its own clients read.
+/// Whether this proxy ended the connection because it would have had to hold too much for it, which is how slowly its
+/// own clients read.
 pub(crate) fn is_own_bound(error: &h2::Error) -> bool {
     error.is_go_away() && error.is_library() && error.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM)
 }

@@ -79,7 +79,8 @@ impl Replay {
         }))))
     }
 
-    /// The body from its beginning, after which an earlier reading fails; `None` if it was too large to keep, or failed.
+    /// The body from its beginning, after which an earlier reading fails; `None` if it was too large to keep, or
+    /// failed.
     pub(crate) fn body(&self) -> Option<ReplayBody> {
         let mut kept = self.0.lock();
         if kept.is_incomplete {

@@ -56,8 +56,8 @@ impl CountResponse {
         }
     }
 
-    /// Counts the response as it ended; returns what is known of it, and whether it is a failure. One that the client did not read
-    /// counts by what was known.
+    /// Counts the response as it ended; returns what is known of it, and whether it is a failure. One that the client
+    /// did not read counts by what was known.
     pub(crate) fn count(mut self, end: End<'_>) -> (Answer, bool) {
         // The body may have ended before its first frame.
         self.first_frame(matches!(end, End::Failed(_)));

@@ -1,8 +1,8 @@
 //! Enforces the deadlines of an attempt: while its response's head is awaited, and until the response's body has ended.
 //!
 //! [`Deadlines`] says what expires when; this module has the timer. Frames of the request's body count as progress from
-//! whatever task sends them, so the deadlines are shared with it. A body has a task with its timer, because nothing polls
-//! the body while its client does not read.
+//! whatever task sends them, so the deadlines are shared with it. A body has a task with its timer, because nothing
+//! polls the body while its client does not read.
 
 use std::{
     pin::Pin,
@@ -105,8 +105,8 @@ impl Clock {
         Body::Timed(Box::new(Timed { rest, clock: self, watchdog: None }))
     }
 
-    /// Drops what is left of a response's body when something has expired, whether or not the client reads, and ends the
-    /// request's: the stream is reset, and its place on the connection is free.
+    /// Drops what is left of a response's body when something has expired, whether or not the client reads, and ends
+    /// the request's: the stream is reset, and its place on the connection is free.
     async fn enforce(self, rest: Weak<Mutex<Rest>>) {
         let mut timer = Timer::default();
         let expired = std::future::poll_fn(|cx| timer.poll_expired(&self.0, cx)).await;

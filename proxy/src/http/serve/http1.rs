@@ -1,8 +1,9 @@
 //! Serves one client's HTTP/1 connection.
 //!
-//! hyper reserves room for the next head before it reads, 8 KiB or more, and keeps it with all that it knows of a connection while
-//! the client is silent. Most connections of an application are. So one that is idle for [`IDLE_AFTER`] is taken apart, which leaves
-//! its stream, and put together again when the client's next byte has arrived.
+//! hyper reserves room for the next head before it reads, 8 KiB or more, and keeps it with all that it knows of a
+//! connection while the client is silent. Most connections of an application are. So one that is idle for
+//! [`IDLE_AFTER`] is taken apart, which leaves its stream, and put together again when the client's next byte has
+//! arrived.
 
 use std::{
     convert::Infallible,
@@ -32,11 +33,12 @@ use crate::{
     io::Io,
 };
 
-/// How long a connection waits for a head before its buffers are freed. To put it together again costs about a microsecond.
+/// How long a connection waits for a head before its buffers are freed. To put it together again costs about a
+/// microsecond.
 const IDLE_AFTER: Duration = Duration::from_secs(1);
 
-/// Serves a connection until the client ends it, or until the proxy drains and its request is answered. From the end of one
-/// exchange to the end of the next request's head the client has `timeout`.
+/// Serves a connection until the client ends it, or until the proxy drains and its request is answered. From the end of
+/// one exchange to the end of the next request's head the client has `timeout`.
 ///
 /// # Errors
 /// When the connection failed; its request has its answer or cannot get any.
@@ -65,8 +67,9 @@ where
         let mut server = Box::new(
             Builder::new()
                 .auto_date_header(false)
-                // Copied into one buffer: in a queue each piece would keep the whole buffer that it was read into. And without
-                // `pipeline_flush`, for which hyper ignores the bound of that buffer, and may hold back the end of an answer.
+                // Copied into one buffer: in a queue each piece would keep the whole buffer that it was read into. And
+                // without `pipeline_flush`, for which hyper ignores the bound of that buffer, and may hold back the end
+                // of an answer.
                 .writev(false)
                 .max_header_size(MAX_HEAD_BYTES)
                 .max_buf_size(MAX_BUFFER_BYTES)
@@ -75,8 +78,8 @@ where
                 .serve_connection(TokioIo::new(stream), service)
                 .with_upgrades(),
         );
-        // hyper waits for a head when it has answered the request before, so that an answer is on its way only while the stream
-        // takes no more of it.
+        // hyper waits for a head when it has answered the request before, so that an answer is on its way only while
+        // the stream takes no more of it.
         let idle = poll_fn(|_| match timer.take_idle() {
             Some(until) if !is_blocked.load(Ordering::Relaxed) => Poll::Ready(until),
             _ => Poll::Pending,

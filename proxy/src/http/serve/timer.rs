@@ -1,8 +1,8 @@
 //! The timer for the heads of an HTTP/1 connection's requests.
 //!
-//! hyper makes a timer when it begins to wait for a head and drops it when the head is there. Registering and removing one of the
-//! runtime's for each request costs more than reading the head. Here a connection keeps one, which is set anew only when it has
-//! elapsed: an earlier wake-up does no harm.
+//! hyper makes a timer when it begins to wait for a head and drops it when the head is there. Registering and removing
+//! one of the runtime's for each request costs more than reading the head. Here a connection keeps one, which is set
+//! anew only when it has elapsed: an earlier wake-up does no harm.
 
 use std::{
     pin::Pin,

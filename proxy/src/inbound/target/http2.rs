@@ -1,7 +1,7 @@
 //! HTTP/2 to the application: the connections that serve one client's connection.
 //!
-//! Owns that clients share none of them: an application that ends a connection, because of unread messages or of a flood, ends no
-//! other client's requests, as if each client had connected to it directly.
+//! Owns that clients share none of them: an application that ends a connection, because of unread messages or of a
+//! flood, ends no other client's requests, as if each client had connected to it directly.
 
 use std::{
     io,
@@ -20,8 +20,8 @@ use crate::{
     outbound::h2,
 };
 
-/// The most HTTP/2 streams at once on a connection before the application has announced its limit: as many as RFC 9113 section 6.5.2
-/// recommends to allow at least, so that a burst makes more connections instead of waiting on the first.
+/// The most HTTP/2 streams at once on a connection before the application has announced its limit: as many as RFC 9113
+/// section 6.5.2 recommends to allow at least, so that a burst makes more connections instead of waiting on the first.
 const INITIAL_STREAMS: usize = 100;
 
 type Sender = ::h2::client::SendRequest<Bytes>;

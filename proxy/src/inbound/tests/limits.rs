@@ -67,7 +67,8 @@ async fn the_limit_of_requests_in_flight_comes_before_policy() {
         .expect("a request that its client gave up is counted");
 }
 
-/// An application of HTTP/2 that answers nobody before `expected` requests are there; its connections take at most `limit` streams.
+/// An application of HTTP/2 that answers nobody before `expected` requests are there; its connections take at most
+/// `limit` streams.
 async fn gathering_app(expected: usize, limit: u32) -> SocketAddr {
     let gathered = Arc::new(tokio::sync::Barrier::new(expected));
     serve_each(move |stream| {
@@ -116,8 +117,8 @@ async fn http2_requests_beyond_the_limit_of_a_connection_to_the_application_get_
 /// The window of a stream, of the proxy's and of the application's connections.
 const STREAM_WINDOW: u32 = 65_535;
 
-/// An application of HTTP/2 that reads nothing of requests for `/unread`, and echoes others. A connection of it takes as many bytes
-/// as `window` says, and messages below 256 bytes that cost half as much memory.
+/// An application of HTTP/2 that reads nothing of requests for `/unread`, and echoes others. A connection of it takes
+/// as many bytes as `window` says, and messages below 256 bytes that cost half as much memory.
 async fn unreading_app(window: u32) -> SocketAddr {
     serve_each(move |stream| {
         let service = service_fn(|request: Request<Incoming>| async move {

@@ -1,4 +1,5 @@
-//! How requests and connections end: drains, limits of requests in flight, resets, pings, an application that accepts nobody.
+//! How requests and connections end: drains, limits of requests in flight, resets, pings, an application that accepts
+//! nobody.
 
 use std::{
     convert::Infallible,

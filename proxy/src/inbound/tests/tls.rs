@@ -1,4 +1,5 @@
-//! Mesh TLS of accepted connections: which clients there are, what is negotiated, and what ends a connection before it is served.
+//! Mesh TLS of accepted connections: which clients there are, what is negotiated, and what ends a connection before it
+//! is served.
 
 use std::io;
 

@@ -92,7 +92,8 @@ impl Breaker {
         Self { rules, state: State::Open, failures: 0, window }
     }
 
-    /// Until when the endpoint gets no request; `None` if it gets one now. During probation that is unknown, and far away.
+    /// Until when the endpoint gets no request; `None` if it gets one now. During probation that is unknown, and far
+    /// away.
     pub(super) fn blocked_until(&self, now: Instant) -> Option<Instant> {
         match self.state {
             State::Open => None,
@@ -157,7 +158,8 @@ impl Breaker {
         in_a_row || rarely().is_some_and(|(window, rate)| window.is_below(rate))
     }
 
-    /// Where only failures in a row count, an overloaded server has answered; where the rate counts, it has to do better.
+    /// Where only failures in a row count, an overloaded server has answered; where the rate counts, it has to do
+    /// better.
     fn is_restored_by(&self, report: &Report) -> bool {
         match (report, &self.rules.success_rate) {
             (_, None) => !report.is_failure(),

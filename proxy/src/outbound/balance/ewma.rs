@@ -1,7 +1,8 @@
-//! The load of an endpoint: a moving average of its latency that rises to a peak at once and falls slowly, and a penalty for
-//! failures that falls likewise.
+//! The load of an endpoint: a moving average of its latency that rises to a peak at once and falls slowly, and a
+//! penalty for failures that falls likewise.
 //!
-//! After "Finagle's Peak EWMA": a slower answer replaces the average, a faster one is weighed in by the time since the last.
+//! After "Finagle's Peak EWMA": a slower answer replaces the average, a faster one is weighed in by the time since the
+//! last.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Fail-fast of one balancer: whether requests that find no endpoint fail at once, and since when. Owns its metrics and log lines, whose
-//! level and words are linkerd2-proxy's (`linkerd/proxy/balance/queue/src/worker.rs`).
+//! Fail-fast of one balancer: whether requests that find no endpoint fail at once, and since when. Owns its metrics and
+//! log lines, whose level and words are linkerd2-proxy's (`linkerd/proxy/balance/queue/src/worker.rs`).
 
 use std::{
     sync::{
@@ -14,7 +14,8 @@ use tokio::time::Instant;
 
 use crate::{discover::Endpoints, metrics::BalancerMetrics};
 
-/// The state of one balancer. It begins when a request has waited for the timeout, and ends when a request finds an endpoint.
+/// The state of one balancer. It begins when a request has waited for the timeout, and ends when a request finds an
+/// endpoint.
 pub(super) struct FailFast {
     discovered: Arc<Endpoints>,
     timeout: Duration,

@@ -1,10 +1,12 @@
-//! How long one request or connection looks for an endpoint that takes it. Refuses to connect: the caller does, and says how it went.
+//! How long one request or connection looks for an endpoint that takes it. Refuses to connect: the caller does, and
+//! says how it went.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The search of one attempt. It begins with the attempt: what came before, such as discovery or other attempts, takes no time from it.
+/// The search of one attempt. It begins with the attempt: what came before, such as discovery or other attempts, takes
+/// no time from it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Search {
     /// Until when it waits for an endpoint.
@@ -24,8 +26,8 @@ impl Search {
         self.deadline
     }
 
-    /// Whether it goes on after an endpoint that cannot be reached. One attempt to connect may take all of the time, so another endpoint is
-    /// tried afterwards if it is available at once.
+    /// Whether it goes on after an endpoint that cannot be reached. One attempt to connect may take all of the time, so
+    /// another endpoint is tried afterwards if it is available at once.
     pub(crate) fn goes_on(&mut self, is_available: impl FnOnce() -> bool) -> bool {
         if Instant::now() < self.deadline {
             return true;

@@ -60,7 +60,8 @@ pub(super) struct Routed<'a> {
 }
 
 impl Routed<'_> {
-    /// Sends the request until its outcome is one that the application gets, and counts it under a ServiceProfile's route.
+    /// Sends the request until its outcome is one that the application gets, and counts it under a ServiceProfile's
+    /// route.
     pub(super) async fn send(&self, request: Box<Request<Body>>) -> Exchanged {
         let Some(profile) = &self.rule.profile else { return self.repeat(request, None).await };
         profile.route.request();

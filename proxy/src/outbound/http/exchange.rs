@@ -121,7 +121,8 @@ impl ExchangeError {
         }
     }
 
-    /// Whether a route that allows it may send the request again: nothing was processed, or only this attempt's time is over.
+    /// Whether a route that allows it may send the request again: nothing was processed, or only this attempt's time is
+    /// over.
     pub(super) fn may_be_repeated(&self) -> bool {
         match self {
             Self::Failure(failure) => matches!(failure, Failure::FailFast | Failure::Timeout(Expired::Head)),
@@ -386,7 +387,8 @@ struct Replaced {
 }
 
 impl Replaced {
-    /// Puts a gateway's name for the Service into the request; the one that is valid in this cluster means nothing there.
+    /// Puts a gateway's name for the Service into the request; the one that is valid in this cluster means nothing
+    /// there.
     fn by(request: &mut Request<Body>, authority: &Authority) -> Option<Self> {
         let value = HeaderValue::from_str(authority.as_str()).ok()?;
         let headers = request.headers_mut();

@@ -164,7 +164,8 @@ async fn an_endpoint_that_takes_no_connection_in_time_is_a_gateway_timeout() {
     assert!(proxy.scrape().contains(r#"outbound_http_errors_total{error="connect timeout"} 1"#));
 }
 
-/// An application of HTTP/2 that answers the first request of a connection completely, and others with a head alone, and counts pings.
+/// An application of HTTP/2 that answers the first request of a connection completely, and others with a head alone,
+/// and counts pings.
 async fn pinged() -> (SocketAddr, Arc<AtomicUsize>) {
     const HEADERS: u8 = 1;
     const SETTINGS: u8 = 4;

@@ -1,4 +1,5 @@
-//! What the control plane answers about a destination, and what follows: codes, streams that end, policies that cannot be read.
+//! What the control plane answers about a destination, and what follows: codes, streams that end, policies that cannot
+//! be read.
 
 use tonic::Code;
 use weft_proto::linkerd::outbound::OutboundPolicy;

@@ -1,4 +1,5 @@
-//! Destinations outside the cluster: the policy of an EgressNetwork leads to the original destination, and metrics name the host.
+//! Destinations outside the cluster: the policy of an EgressNetwork leads to the original destination, and metrics name
+//! the host.
 
 use super::{
     fake::{Over, detecting, forward, http_route, of_kind, opaque_route, tls_route},

@@ -1,5 +1,5 @@
-//! Both sides of the proxy with a faulty hop between two of them: what arrives is what was sent, or a failure that the client can
-//! tell from an answer, and in time.
+//! Both sides of the proxy with a faulty hop between two of them: what arrives is what was sent, or a failure that the
+//! client can tell from an answer, and in time.
 
 use std::sync::atomic::AtomicU32;
 

@@ -1,4 +1,5 @@
-//! HTTP/1 as it was sent: bodies and their absence, responses that end with their connection, connections that are used once.
+//! HTTP/1 as it was sent: bodies and their absence, responses that end with their connection, connections that are used
+//! once.
 //!
 //! Everything is looked at as bytes, with one proxy and through two.
 

@@ -273,7 +273,8 @@ fn tell(text: &str) {
     eprintln!("{text}");
 }
 
-/// Where one side of the proxy is to be flooded. It has answered some requests, so that what it then grows by is the flood's.
+/// Where one side of the proxy is to be flooded. It has answered some requests, so that what it then grows by is the
+/// flood's.
 async fn serve_side(proxy: &Proxy, app: SocketAddr, side: &str) -> SocketAddr {
     let addr = if side == "outbound" {
         proxy.addr

@@ -1,4 +1,5 @@
-//! What a policy says about the protocol: what is read first, which route it takes, what its filters do, and what is counted.
+//! What a policy says about the protocol: what is read first, which route it takes, what its filters do, and what is
+//! counted.
 
 use weft_proto::linkerd::{
     grpc_route::GrpcFailureInjector,

@@ -64,8 +64,8 @@ impl Proxy {
     }
 }
 
-/// An HTTP/1 application that answers each request without a body with the next of its bytes; a connection ends with an answer that
-/// says so. After the last it repeats it.
+/// An HTTP/1 application that answers each request without a body with the next of its bytes; a connection ends with an
+/// answer that says so. After the last it repeats it.
 #[derive(Clone)]
 pub(super) struct RawApplication {
     pub(super) addr: SocketAddr,

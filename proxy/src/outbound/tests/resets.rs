@@ -172,7 +172,8 @@ async fn what_finds_no_endpoint_is_tried_again_and_what_is_shed_is_not() {
     }
 }
 
-/// A client that reads no body holds up what endpoints send, and the proxy ends a connection of which it would hold too much.
+/// A client that reads no body holds up what endpoints send, and the proxy ends a connection of which it would hold too
+/// much.
 #[tokio::test]
 async fn a_connection_that_ends_for_the_proxys_own_bounds_blames_no_endpoint() {
     const UNREAD: usize = 5;

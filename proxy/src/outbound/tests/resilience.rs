@@ -30,7 +30,8 @@ pub(super) enum Act {
     Head(usize),
 }
 
-/// An application that follows a script, over HTTP/1 or HTTP/2; after its end it answers 200. It keeps what it received.
+/// An application that follows a script, over HTTP/1 or HTTP/2; after its end it answers 200. It keeps what it
+/// received.
 #[derive(Clone, Default)]
 pub(super) struct Script {
     acts: Arc<Mutex<VecDeque<Act>>>,
@@ -232,7 +233,8 @@ async fn grpc_is_sent_again_for_a_status_in_its_trailers() {
     assert_eq!(script.received(), ["/echo.Echo/Say message"; 2]);
 }
 
-/// Timeouts that must expire after a response's head has arrived, to be tried in turn: on a busy machine a short one expires before it.
+/// Timeouts that must expire after a response's head has arrived, to be tried in turn: on a busy machine a short one
+/// expires before it.
 pub(super) const LIMITS: [Duration; 4] =
     [Duration::from_millis(80), Duration::from_millis(800), Duration::from_secs(8), Duration::from_secs(80)];
 

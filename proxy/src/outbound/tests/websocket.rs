@@ -1,4 +1,5 @@
-//! WebSocket through both sides of the proxy: sizes at the borders of its frames, fragments, pings between them, and how it ends.
+//! WebSocket through both sides of the proxy: sizes at the borders of its frames, fragments, pings between them, and
+//! how it ends.
 
 use futures::{SinkExt as _, StreamExt as _};
 use tokio_tungstenite::{

@@ -24,7 +24,8 @@ use crate::{
 /// Longer than the first pause before a call is repeated, which is 100 ms at most.
 const PATIENCE: Duration = Duration::from_millis(250);
 
-/// A controller whose streams end with codes, with a policy before that or without; after the last, with a policy that stays.
+/// A controller whose streams end with codes, with a policy before that or without; after the last, with a policy that
+/// stays.
 #[derive(Clone)]
 struct Controller {
     streams: Arc<Mutex<VecDeque<(bool, Code)>>>,

@@ -74,7 +74,8 @@ pub struct Args {
 /// The API server of a bench.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ApiServer {
-    /// An API server that runs, whose objects of this bench are removed at the end [default: one that is started for it]
+    /// An API server that runs, whose objects of this bench are removed at the end [default: one that is started for
+    /// it]
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Program that starts the API server; cargo xtask bench sets it

@@ -119,8 +119,8 @@ impl Clients {
         [count(|specs| &specs.destination), count(|specs| &specs.policy)]
     }
 
-    /// Closes every connection, opens all again, at once unless there is a pause, and waits until every stream has its first answer. The time
-    /// counts from the close. The addresses are those of destination and policy.
+    /// Closes every connection, opens all again, at once unless there is a pause, and waits until every stream has its
+    /// first answer. The time counts from the close. The addresses are those of destination and policy.
     ///
     /// # Errors
     /// Some streams have no answer in time.

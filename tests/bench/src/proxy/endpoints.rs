@@ -1,9 +1,9 @@
 //! A Service with thousands of endpoints, of which some are removed and added while requests run.
 //!
-//! All endpoints are the server's pod: its network namespace accepts a whole range of addresses, and its proxy those too
-//! (`LINKERD2_PROXY_INBOUND_IPS` is empty in pods.yaml). To the control plane each is a pod of its own, in manifests beside
-//! those that the sandbox publishes. So the client's proxy balances over them, with a connection and a TLS session for
-//! each that it has picked.
+//! All endpoints are the server's pod: its network namespace accepts a whole range of addresses, and its proxy those
+//! too (`LINKERD2_PROXY_INBOUND_IPS` is empty in pods.yaml). To the control plane each is a pod of its own, in
+//! manifests beside those that the sandbox publishes. So the client's proxy balances over them, with a connection and a
+//! TLS session for each that it has picked.
 
 use std::{
     fs,

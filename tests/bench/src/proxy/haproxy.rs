@@ -1,6 +1,6 @@
-//! A pair of HAProxys in the places of our proxies: one in the client's pod, which the client dials on loopback, and one
-//! in the server's. Between them is TLS 1.3, and each verifies the other's certificate. The server's has ports without
-//! TLS as well, as our proxy takes both on the application's port: peers outside the mesh flood these.
+//! A pair of HAProxys in the places of our proxies: one in the client's pod, which the client dials on loopback, and
+//! one in the server's. Between them is TLS 1.3, and each verifies the other's certificate. The server's has ports
+//! without TLS as well, as our proxy takes both on the application's port: peers outside the mesh flood these.
 
 use std::{
     fmt::Write as _,

@@ -55,7 +55,8 @@ pub struct Profile {
     pub outbound: Shares,
     /// Samples of the server's proxy.
     pub inbound: Shares,
-    /// A line for each stack, outermost frame first, and its number of samples, as `flamegraph.pl` and `inferno-flamegraph` read them.
+    /// A line for each stack, outermost frame first, and its number of samples, as `flamegraph.pl` and
+    /// `inferno-flamegraph` read them.
     pub folded: PathBuf,
 }
 

@@ -310,7 +310,8 @@ pub(super) fn targets(rows: &[RowReport]) -> Vec<Target> {
                     _ => {}
                 }
             }
-            // Where processors are free, twice the workers serve 1.8 times the requests if each costs 2 / 1.8 times the CPU.
+            // Where processors are free, twice the workers serve 1.8 times the requests if each costs 2 / 1.8 times the
+            // CPU.
             Act::Workers => {
                 let (one, two) = (ours("cpu_us"), row.of(Contender::Workers2, "cpu_us"));
                 let times = one.iter().zip(&two).map(|(one, two)| two / one).collect();

@@ -1,6 +1,6 @@
-//! The places of a run: sandboxes with a client's and a server's pod, the load's processes in them, the proxies between,
-//! and a pod outside the mesh that floods the server's proxy. One sandbox has no mesh, for direct connections and the
-//! HAProxys; the others have one each.
+//! The places of a run: sandboxes with a client's and a server's pod, the load's processes in them, the proxies
+//! between, and a pod outside the mesh that floods the server's proxy. One sandbox has no mesh, for direct connections
+//! and the HAProxys; the others have one each.
 
 use std::{
     collections::BTreeMap,
@@ -42,7 +42,8 @@ const CERTIFIED: &str = "certified identity";
 const LOGS_WITHIN: Duration = Duration::from_secs(5);
 /// Time for the control plane to read ten thousand pods.
 const PUBLISHED_WITHIN: Duration = Duration::from_secs(120);
-/// Time in which a proxy forgets an address that is not used: `LINKERD2_PROXY_OUTBOUND_DISCOVERY_IDLE_TIMEOUT`, 5 s, and its sweep.
+/// Time in which a proxy forgets an address that is not used: `LINKERD2_PROXY_OUTBOUND_DISCOVERY_IDLE_TIMEOUT`, 5 s,
+/// and its sweep.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(8);
 /// A measurement that only shows that there is a way.
 const TRIAL: Duration = Duration::from_millis(100);

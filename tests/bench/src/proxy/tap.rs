@@ -1,4 +1,5 @@
-//! `weft tap` of every request of a sandbox's pods, as a person runs it: at most 100 requests a second, the others left out.
+//! `weft tap` of every request of a sandbox's pods, as a person runs it: at most 100 requests a second, the others left
+//! out.
 
 use std::{fs, process::Stdio};
 

@@ -31,8 +31,8 @@ pub struct Args {
     /// Minute: how long to measure with the component's own interval, seconds
     #[arg(long, default_value_t = 60, value_parser = value_parser!(u32).range(10..=3600))]
     pub seconds: u32,
-    /// Window: time between two scrapes of a pod, seconds. The component's own is 10; with less, as many scrapes as 15 minutes
-    /// have are there sooner
+    /// Window: time between two scrapes of a pod, seconds. The component's own is 10; with less, as many scrapes as 15
+    /// minutes have are there sooner
     #[arg(long, default_value_t = 2, value_parser = value_parser!(u32).range(1..=60))]
     pub interval_seconds: u32,
     /// Where the objects are.

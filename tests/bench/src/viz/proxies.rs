@@ -76,8 +76,8 @@ impl Proxies {
         self.state.scrapes.iter().map(|scrapes| scrapes.load(Ordering::Relaxed)).min().unwrap_or_default()
     }
 
-    /// The seconds from the first question of each complete round to its last answer, without the first two, which the first
-    /// answer to a caller waits for.
+    /// The seconds from the first question of each complete round to its last answer, without the first two, which the
+    /// first answer to a caller waits for.
     pub(super) fn round_seconds(&self) -> Vec<f64> {
         let rounds = self.state.rounds.lock().unwrap_or_else(PoisonError::into_inner);
         let complete = rounds.iter().skip(2).filter(|round| round.answered as usize == self.state.scrapes.len());

@@ -1,5 +1,5 @@
-//! What a scrape costs a real proxy: that of a client's pod in a sandbox, whose Service has so many endpoints that its page is
-//! as long as those of the other parts.
+//! What a scrape costs a real proxy: that of a client's pod in a sandbox, whose Service has so many endpoints that its
+//! page is as long as those of the other parts.
 
 use std::time::Duration;
 

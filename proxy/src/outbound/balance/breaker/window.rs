@@ -1,4 +1,5 @@
-//! The share of successes among an endpoint's latest responses: an exact ratio over a sliding window, whatever the rate of requests.
+//! The share of successes among an endpoint's latest responses: an exact ratio over a sliding window, whatever the rate
+//! of requests.
 //!
 //! A moving average that weighs responses by the time between them does not see a burst of failures.
 

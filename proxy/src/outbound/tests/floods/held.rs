@@ -1,5 +1,5 @@
-//! Ten thousand connections that send nothing, or do not finish what they begin: the proxy holds them in little memory and
-//! answers others.
+//! Ten thousand connections that send nothing, or do not finish what they begin: the proxy holds them in little memory
+//! and answers others.
 //!
 //! Open files are limited for each process, so the clients have a process of their own beside the proxy's.
 
@@ -19,8 +19,8 @@ const TEST: &str = "ten_thousand_idle_and_half_open_connections_leave_the_proces
 const CONNECTIONS: usize = 10_000;
 /// What a process opens beside them.
 const OTHER_FILES: usize = 500;
-/// Connections that are opened at once. Then another client is answered, which it is after all of them were accepted: queues are
-/// never full, and no handshake has to be repeated.
+/// Connections that are opened at once. Then another client is answered, which it is after all of them were accepted:
+/// queues are never full, and no handshake has to be repeated.
 const AT_ONCE: usize = 100;
 
 /// What each connection sends.

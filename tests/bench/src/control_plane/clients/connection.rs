@@ -26,8 +26,9 @@ use crate::control_plane::wire::{self, Frames, Method};
 const CONNECTS_WITHIN: Duration = Duration::from_secs(30);
 /// Pause before a lost connection or stream is opened again.
 const BACKOFF: Duration = Duration::from_millis(200);
-/// Windows of hyper's client, which proxies have. h2 derives from that of the connection how many small messages may wait for
-/// their readers; with its own default, a connection of 250 clients that is behind for a moment is closed by its client.
+/// Windows of hyper's client, which proxies have. h2 derives from that of the connection how many small messages may
+/// wait for their readers; with its own default, a connection of 250 clients that is behind for a moment is closed by
+/// its client.
 const STREAM_WINDOW: u32 = 2 * 1024 * 1024;
 const CONNECTION_WINDOW: u32 = 5 * 1024 * 1024;
 

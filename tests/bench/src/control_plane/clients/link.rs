@@ -1,5 +1,5 @@
-//! A client's socket, which can be slow: it then takes a few bytes a second, as a link does that is nearly full. What it
-//! does not take fills the buffers of both kernels, and then waits in the control plane.
+//! A client's socket, which can be slow: it then takes a few bytes a second, as a link does that is nearly full. What
+//! it does not take fills the buffers of both kernels, and then waits in the control plane.
 
 use std::{
     io,
