@@ -15,6 +15,7 @@ mod platforms;
 mod reach;
 mod rust;
 mod sources;
+mod widths;
 mod words;
 
 use std::{fmt, fs, path::PathBuf};
@@ -117,6 +118,7 @@ fn conventions(workspace: &Workspace) -> Result<()> {
     findings.extend(cycles::check(&files, &roots));
     let sources: Vec<_> = files.iter().map(|file| (file.path.as_path(), file.text.as_str())).collect();
     findings.extend(words::check(&documents, &sources));
+    findings.extend(widths::check(&documents, &sources));
     findings.extend(documents::check(&documents, &files, |path| workspace.root.join(path).exists()));
     for finding in &findings {
         eprintln!("{finding}");
