@@ -38,14 +38,13 @@ Examples:
   Shell completions:
     weft-control-plane completions bash > /etc/bash_completion.d/weft-control-plane";
 
-/// The command.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     #[command(flatten)]
     Run(Box<RunCommand>),
     /// Print completions for a shell.
     Completions {
-        /// The shell.
+        /// The shell to complete for.
         shell: clap_complete::Shell,
     },
 }
@@ -130,7 +129,7 @@ pub(crate) struct LogArgs {
     pub(crate) log_format: LogFormat,
 }
 
-/// The mesh.
+/// Names and networks of the cluster, the same for every process.
 #[derive(Clone, Debug, ClapArgs)]
 pub(crate) struct ClusterArgs {
     /// Namespace of the control plane.

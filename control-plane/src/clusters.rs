@@ -41,7 +41,7 @@ pub(crate) struct Known {
 /// A linked cluster.
 #[derive(Clone)]
 pub(crate) struct LinkedCluster {
-    /// Its objects.
+    /// Index of its objects, which a source of its own keeps current.
     pub(crate) index: SharedIndex,
     /// Whether they are complete.
     pub(crate) synced: bool,

@@ -41,7 +41,7 @@ const SERVICE: &str = "io.linkerd.proxy.destination.Destination";
 const GET: Method = Method { grpc_service: SERVICE, grpc_method: "Get", grpc_type: "server_stream" };
 const GET_PROFILE: Method = Method { grpc_service: SERVICE, grpc_method: "GetProfile", grpc_type: "server_stream" };
 
-/// The service.
+/// Serves `Get` and `GetProfile`; clones share the index.
 #[derive(Clone)]
 pub(crate) struct Destination {
     /// The index that answers.

@@ -41,7 +41,7 @@ pub(crate) const MAX_MESSAGE_BYTES: usize = 64 * 1024;
 /// Longest name in a certificate, in bytes: DNS's limit (RFC 1035 section 2.3.4).
 const MAX_NAME: usize = 253;
 
-/// The service.
+/// Signs certificates for service accounts, once their tokens are reviewed.
 pub(crate) struct Certifier {
     /// The issuer, which signs.
     pub(crate) issuer: CurrentIssuer,

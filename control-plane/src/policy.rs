@@ -26,7 +26,6 @@ use outbound::OutboundPolicies;
 /// Both services, which share an address.
 #[derive(Clone)]
 pub(crate) struct Policies {
-    /// What answers.
     pub(crate) answering: Answering,
     /// Whether headers of requests may set timeouts and retries.
     pub(crate) allow_l5d_request_headers: bool,

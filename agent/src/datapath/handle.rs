@@ -262,7 +262,6 @@ impl Handle {
         self.names.borrow().clone()
     }
 
-    /// The constants.
     pub(crate) fn facts(&self) -> &Facts {
         &self.facts
     }

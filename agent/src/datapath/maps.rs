@@ -21,7 +21,7 @@ use weft_ebpf_abi::{
 
 use crate::datapath::{DatapathError, SelfEnrolment, pins::Pins, rules::Rules};
 
-/// The maps.
+/// Handles of the pinned maps, which the programs share.
 pub(crate) struct Maps {
     entries: HashMap<MapData, u64, Pod>,
     ports: HashMap<MapData, PortBlockKey, PortBlock>,

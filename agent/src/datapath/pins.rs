@@ -48,7 +48,6 @@ impl Pins {
         Self { root: root.to_path_buf() }
     }
 
-    /// The directory.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }

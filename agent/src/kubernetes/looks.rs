@@ -25,7 +25,7 @@ const LONG: Duration = Duration::from_millis(50);
 /// The most pods that are remembered; more than a node has.
 const REMEMBERED: usize = 4096;
 
-/// The turns.
+/// Permits for looks at pods: few for pods whose last look took long.
 pub(super) struct Looks {
     usual: Semaphore,
     long: Semaphore,

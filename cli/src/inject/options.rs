@@ -135,7 +135,7 @@ impl Overrides {
 }
 
 impl ProxyArgs {
-    /// The annotations.
+    /// The mode, and the annotations that the given options stand for.
     ///
     /// # Errors
     /// When a value would be refused or ignored by the injector; the error names the option.

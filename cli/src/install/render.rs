@@ -98,7 +98,7 @@ impl Rendered {
         Ok(stream)
     }
 
-    /// The objects.
+    /// The rendered objects, in the order in which they should be created.
     pub(super) fn objects(&self) -> impl Iterator<Item = &Object> {
         self.documents.iter().map(|(_, object)| object)
     }

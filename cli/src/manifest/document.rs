@@ -18,7 +18,7 @@ pub(crate) struct Document {
     pub(crate) number: usize,
     /// Its text as it was read.
     pub(crate) text: String,
-    /// The object.
+    /// The parsed text; not necessarily an object of Kubernetes.
     pub(crate) value: Value,
     lines_before: usize,
     json: bool,

@@ -220,7 +220,7 @@ impl State {
     }
 
     fn report(&self, unusable: Unusable) {
-        let Unusable { secret, uid, problem } = unusable;
+        let Unusable { secret_name: secret, secret_uid: uid, problem } = unusable;
         tracing::error!(secret, problem, "Secret of a linked cluster cannot be used");
         let regarding = ObjectReference {
             api_version: Some("v1".to_owned()),

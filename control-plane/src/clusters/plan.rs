@@ -17,7 +17,7 @@ const RESTART: Duration = Duration::from_secs(10);
 /// The most clusters that are followed: each has an index with a thread, and the objects of its cluster.
 const MAX_CLUSTERS: usize = 64;
 
-/// What to do.
+/// A change of the set of followed clusters.
 #[derive(Debug, PartialEq)]
 pub(super) enum Action {
     /// Follow a cluster, instead of what was followed under this name.
@@ -29,10 +29,8 @@ pub(super) enum Action {
 /// A Secret that cannot be used.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Unusable {
-    /// Its name.
-    pub(super) secret: String,
-    /// Its uid.
-    pub(super) uid: Option<String>,
+    pub(super) secret_name: String,
+    pub(super) secret_uid: Option<String>,
     /// The reason, and what happens instead.
     pub(super) problem: String,
 }
@@ -97,7 +95,11 @@ impl Plan {
         let known = self.secrets.get(&name).and_then(|entry| entry.problem.as_ref());
         let uid = secret.metadata.uid.clone();
         if let Some(problem) = problem.as_ref().filter(|problem| known != Some(problem)) {
-            self.unusable.push(Unusable { secret: name.clone(), uid: uid.clone(), problem: problem.clone() });
+            self.unusable.push(Unusable {
+                secret_name: name.clone(),
+                secret_uid: uid.clone(),
+                problem: problem.clone(),
+            });
         }
         self.secrets.insert(name, Entry { cluster, uid, link, problem });
     }
@@ -156,7 +158,7 @@ impl Plan {
         let secret = self.secrets.iter().find(|(_, entry)| entry.cluster == cluster && entry.link.is_some());
         if let Some((secret, entry)) = secret.filter(|_| !self.excess.contains(&cluster)) {
             let problem = format!("cluster {cluster} is not followed: at most {MAX_CLUSTERS} clusters are");
-            self.unusable.push(Unusable { secret: secret.clone(), uid: entry.uid.clone(), problem });
+            self.unusable.push(Unusable { secret_name: secret.clone(), secret_uid: entry.uid.clone(), problem });
             self.excess.insert(cluster);
         }
     }

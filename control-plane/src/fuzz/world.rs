@@ -211,7 +211,6 @@ impl World {
         self.ask(Index::statistics)
     }
 
-    /// The index.
     pub(super) fn index(&self) -> &SharedIndex {
         &self.index
     }

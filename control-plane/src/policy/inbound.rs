@@ -23,12 +23,11 @@ const SERVICE: &str = "io.linkerd.proxy.inbound.InboundServerPolicies";
 const GET_PORT: Method = Method { grpc_service: SERVICE, grpc_method: "GetPort", grpc_type: "unary" };
 const WATCH_PORT: Method = Method { grpc_service: SERVICE, grpc_method: "WatchPort", grpc_type: "server_stream" };
 
-/// The service.
+/// Serves `GetPort` and `WatchPort`.
 #[derive(Clone)]
 pub(super) struct InboundPolicies(pub(super) Answering);
 
 impl InboundPolicies {
-    /// Its methods.
     pub(super) const METHODS: [Method; 2] = [GET_PORT, WATCH_PORT];
 
     /// Answers a request to one of its methods.

@@ -21,7 +21,7 @@ const SERVICE: &str = "io.linkerd.proxy.outbound.OutboundPolicies";
 const GET: Method = Method { grpc_service: SERVICE, grpc_method: "Get", grpc_type: "unary" };
 const WATCH: Method = Method { grpc_service: SERVICE, grpc_method: "Watch", grpc_type: "server_stream" };
 
-/// The service.
+/// Serves `Get` and `Watch`.
 #[derive(Clone)]
 pub(super) struct OutboundPolicies {
     pub(super) answering: Answering,
@@ -39,7 +39,6 @@ struct Question {
 }
 
 impl OutboundPolicies {
-    /// Its methods.
     pub(super) const METHODS: [Method; 2] = [GET, WATCH];
 
     /// Answers a request to one of its methods.

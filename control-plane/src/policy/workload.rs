@@ -20,7 +20,6 @@ pub(crate) enum Workload {
 }
 
 impl Workload {
-    /// The namespace.
     pub(crate) fn namespace(&self) -> &str {
         let (Self::Pod(key) | Self::External(key)) = self;
         &key.namespace

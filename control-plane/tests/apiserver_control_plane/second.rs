@@ -55,7 +55,7 @@ impl SecondServer {
         Self { process, log, host, etcd }
     }
 
-    /// Its address.
+    /// Host and port of its HTTPS listener.
     pub(crate) fn address(&self) -> String {
         format!("{}:{PORT}", self.host)
     }

@@ -61,7 +61,7 @@ pub enum Remember {
 /// The verdict about a connection, and the actions that follow from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// The verdict.
+    /// Outcome and reason, as events and metrics report them.
     pub verdict: Verdict,
     /// State to store in the connecting socket.
     pub remember: Remember,

@@ -24,7 +24,7 @@ pub mod kind {
 pub struct Event {
     /// Nanoseconds of CLOCK_MONOTONIC.
     pub time_ns: u64,
-    /// The pod.
+    /// The cookie of the pod's network namespace.
     pub netns_cookie: u64,
     /// The client's end; its port is 0 where the kernel has not chosen one yet.
     pub source: Address,

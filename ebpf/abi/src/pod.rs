@@ -223,7 +223,7 @@ pub const MAX_SUBNETS: u32 = 16 * MAX_PODS;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortBlockKey {
-    /// The pod.
+    /// The cookie of the pod's network namespace.
     pub netns_cookie: u64,
     /// The generation of the pod's rules.
     pub generation: u32,
@@ -268,7 +268,7 @@ pub struct Subnet {
     pub netns_cookie: [u8; 8],
     /// The generation of the pod's rules.
     pub generation: [u8; 4],
-    /// The address.
+    /// The subnet's address in an entry, the client's in a look-up.
     pub address: Address,
 }
 

@@ -68,7 +68,7 @@ pub struct ClientKey(pub u64);
 pub struct Client {
     /// The state, which the socket's storage would have.
     pub state: SocketState,
-    /// The pod.
+    /// The cookie of the pod's network namespace.
     pub netns_cookie: u64,
     /// Until the SYN is sent: when connect(2) was called, nanoseconds of CLOCK_MONOTONIC. From then on 0, and the
     /// kernel tells when the socket closes. A connect(2) that fails before leaves its entry for the agent to remove.
@@ -104,7 +104,7 @@ pub struct FlowKey {
 pub struct Flow {
     /// The original destination.
     pub destination: Address,
-    /// Its port.
+    /// The port of the destination, in host order.
     pub port: u32,
 }
 
@@ -114,7 +114,7 @@ pub struct Flow {
 pub struct Waiting {
     /// The original destination.
     pub destination: Address,
-    /// Its port.
+    /// The port of the destination, in host order.
     pub port: u32,
     /// Unused.
     pub pad: u32,
@@ -154,7 +154,7 @@ pub struct Lookup {
     pub pad: u32,
     /// The address of the context of this look-up, which no other has while it lasts.
     pub context: u64,
-    /// The pod.
+    /// The cookie of the pod's network namespace.
     pub netns_cookie: u64,
 }
 
@@ -172,7 +172,7 @@ pub const MAX_LISTENERS: u32 = 8192;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListenerKey {
-    /// The pod.
+    /// The cookie of the pod's network namespace.
     pub netns_cookie: u64,
     /// The proxy that bound it, so that an application cannot replace the proxy.
     pub owner: Owner,
@@ -190,9 +190,9 @@ pub struct ListenerKey {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProxyKey {
-    /// The pod.
+    /// The cookie of the pod's network namespace.
     pub netns_cookie: u64,
-    /// The proxy.
+    /// The proxy that owns the listening socket.
     pub owner: Owner,
     /// The port of the listener.
     pub port: u32,
@@ -204,7 +204,7 @@ pub struct ProxyKey {
 pub mod attest {
     /// The level; no protocol uses it ("WE").
     pub const LEVEL: i32 = 0x5745;
-    /// The option.
+    /// The option's name; the level has no other option.
     pub const OPTION: i32 = 1;
     /// Bytes of the answer: flags u32, generation u32, netns cookie u64, in host order.
     pub const BYTES: usize = 16;
