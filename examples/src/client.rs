@@ -156,11 +156,11 @@ impl Report {
 /// Milliseconds per request.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Latency {
-    /// The median.
+    /// Half are at most this.
     pub p50: f64,
     /// 99 of 100 are at most this.
     pub p99: f64,
-    /// The slowest.
+    /// The slowest request.
     pub max: f64,
 }
 

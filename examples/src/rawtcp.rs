@@ -74,7 +74,7 @@ pub struct Measured {
 /// Two points of a distribution.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Quantiles {
-    /// The median.
+    /// Half are at most this.
     pub p50: f64,
     /// 99 of 100 are at most this.
     pub p99: f64,

@@ -14,7 +14,7 @@ pub enum Discovery {
     Local,
     /// They are those of a Service in a linked cluster, in the namespace of the same name.
     Linked {
-        /// The cluster.
+        /// Name of the linked cluster, from the Service's label.
         cluster: String,
         /// The Service there; `None` if the label is missing.
         service: Option<String>,
@@ -31,7 +31,7 @@ pub enum Discovery {
 /// A Service in a linked cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkedService {
-    /// The cluster.
+    /// Name of the linked cluster, from the annotation.
     pub cluster: String,
     /// The Service's name.
     pub service: String,

@@ -129,7 +129,6 @@ impl SharedEndpoint {
         Self { endpoint, forms: Default::default() }
     }
 
-    /// The endpoint.
     pub(crate) fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }

@@ -56,9 +56,9 @@ pub(super) enum Client {
     Afar(Option<String>),
     /// On a node, because the Service is served by endpoints on the client's node alone.
     Node {
-        /// The node.
+        /// Name of the node.
         name: String,
-        /// Its zone.
+        /// Zone of the node; `None` while the node is not known, or if it has none.
         zone: Option<String>,
     },
 }

@@ -126,7 +126,7 @@ pub enum InboundRoutes {
 /// A route that is attached to a Server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InboundRoute<M> {
-    /// The resource.
+    /// The resource that defines the route; part of the answer's metadata.
     pub id: RouteId,
     /// Hosts of the requests; none means every host.
     pub hosts: Vec<HostMatch>,
@@ -163,7 +163,7 @@ pub struct InboundRateLimit {
 pub struct InboundRateLimitOverride {
     /// Requests per second.
     pub requests_per_second: u32,
-    /// The identities.
+    /// Identities of clients, whose requests all count towards this limit.
     pub identities: Vec<String>,
 }
 

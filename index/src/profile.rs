@@ -66,7 +66,7 @@ pub enum ServiceProfile {
     Declared {
         /// The Service.
         service: Key,
-        /// The port.
+        /// The Service's port, which may differ from that of its endpoints.
         port: u16,
         /// The Service's DNS name.
         name: String,
@@ -82,7 +82,7 @@ pub enum ServiceProfile {
 /// What proxies should know about an address that belongs to no Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointProfile {
-    /// The endpoint.
+    /// The endpoint of the pod or the ExternalWorkload, or the bare address if it belongs to neither.
     pub endpoint: Endpoint,
     /// Whether its port is opaque.
     pub opaque: bool,

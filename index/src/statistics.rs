@@ -51,7 +51,7 @@ pub struct Views {
 pub struct EndpointsLabels {
     /// The Service.
     pub service: Key,
-    /// Its port.
+    /// The port that the clients ask for, not that of the endpoints.
     pub port: u16,
     /// The hostname of the one endpoint that is asked for.
     pub hostname: Option<String>,
@@ -71,7 +71,7 @@ pub struct Followed {
 /// A Service's endpoints and their clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointsCount {
-    /// The clients.
+    /// Clients of all views that have these labels.
     pub followed: Followed,
     /// Number of endpoints; of several views, the most.
     pub endpoints: usize,

@@ -126,7 +126,7 @@ pub enum Refusal {
         container: String,
         /// Where the id is set.
         field: FieldPath,
-        /// The id.
+        /// The user or group id, which is also the proxy's.
         id: i64,
     },
     /// An application of a strict pod could read the proxy's memory and become the proxy.

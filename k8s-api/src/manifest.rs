@@ -41,7 +41,7 @@ pub struct Manifests {
 pub struct Located {
     /// The object; its namespace is filled in if its kind has one.
     pub object: Object,
-    /// The file.
+    /// Path of the manifest, as it was given or found.
     pub file: Arc<Path>,
     /// First line of the document, from 1.
     pub line: usize,
@@ -56,7 +56,7 @@ pub struct Ignored {
     pub kind: String,
     /// Name, where it has one.
     pub name: Option<String>,
-    /// The file.
+    /// Path of the manifest, as it was given or found.
     pub file: Arc<Path>,
     /// First line of the document, from 1.
     pub line: usize,
@@ -65,7 +65,7 @@ pub struct Ignored {
 /// A document, or a field of it, that cannot be used.
 #[derive(Clone, Debug)]
 pub struct ManifestError {
-    /// The file.
+    /// Path of the manifest, as it was given or found.
     pub file: Arc<Path>,
     /// Line of the field, or of the document where the field is unknown; from 1, and absent when the file is
     /// unreadable.

@@ -59,7 +59,7 @@ pub struct WorkloadPort {
 /// An address of a workload.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub struct WorkloadIp {
-    /// The address.
+    /// An IPv4 or IPv6 address, without a port.
     pub ip: String,
 }
 

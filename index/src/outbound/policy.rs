@@ -23,7 +23,7 @@ pub enum OutboundPolicy {
     },
     /// An address outside the cluster and outside of every EgressNetwork: connections go to their original destination.
     Egress {
-        /// The address.
+        /// The address that the client dialled.
         addr: SocketAddr,
     },
 }
@@ -70,7 +70,7 @@ pub enum OutboundParent {
 pub struct ServicePort {
     /// The Service.
     pub service: Key,
-    /// The port.
+    /// The Service's port, which may differ from that of its endpoints.
     pub port: u16,
     /// Name and port that the balancer resolves.
     pub authority: String,
@@ -102,11 +102,11 @@ pub type OutboundGrpcRoute = RequestRoute<GrpcMatch, GrpcCode>;
 /// A route of requests; `M` is a condition on a request, `C` on a response that is retried.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RequestRoute<M, C> {
-    /// The resource.
+    /// The resource that defines the route; part of the answer's metadata.
     pub id: RouteId,
     /// Hosts of the requests; none means every host.
     pub hosts: Vec<HostMatch>,
-    /// The rules.
+    /// The rules, in the order of the resource.
     pub rules: Vec<RequestRule<M, C>>,
 }
 
@@ -128,7 +128,7 @@ pub struct RequestRule<M, C> {
 /// A route of connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectionRoute {
-    /// The resource.
+    /// The resource that defines the route; part of the answer's metadata.
     pub id: RouteId,
     /// Server names that clients ask for; none means every name, and a TCPRoute has none.
     pub names: Vec<HostMatch>,

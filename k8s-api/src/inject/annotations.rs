@@ -23,9 +23,9 @@ const SHOWN: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("annotation {annotation}: {}", self.problem())]
 pub struct InjectError {
-    /// Its name.
+    /// The whole name, with its prefix.
     pub annotation: &'static str,
-    /// Its value.
+    /// The whole value, up to 256 KiB; messages quote its beginning.
     pub value: String,
     /// The values that would have been accepted.
     pub expected: &'static str,

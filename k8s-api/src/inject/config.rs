@@ -112,9 +112,9 @@ pub struct ProxyResources {
 /// The ServiceAccount whose mesh identity may tap proxies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TapClient {
-    /// Its name.
+    /// Name of the ServiceAccount.
     pub service_account: String,
-    /// Its namespace.
+    /// Namespace of the ServiceAccount.
     pub namespace: String,
 }
 

@@ -69,7 +69,6 @@ pub(super) struct SharedId {
     pub(super) container: String,
     /// The field that sets the id.
     pub(super) field: FieldPath,
-    /// The id.
     pub(super) id: i64,
 }
 

@@ -66,11 +66,11 @@ pub struct PerDirection<T> {
 pub struct Workers {
     /// The older setting for [`Workers::minimum`]; 0 means absent.
     pub cores: u32,
-    /// The least.
+    /// Minimum number of threads.
     pub minimum: u32,
-    /// The most; 0 means absent.
+    /// Maximum number of threads; 0 means absent.
     pub maximum: u32,
-    /// The most, as a fraction of the machine's processors; 0 means absent.
+    /// Maximum as a fraction of the machine's processors; 0 means absent.
     pub maximum_cpu_ratio: f64,
 }
 

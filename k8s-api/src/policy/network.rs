@@ -19,7 +19,7 @@ pub struct NetworkAuthenticationSpec {
 /// A network, with exceptions.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
 pub struct Network {
-    /// The network.
+    /// The network in CIDR notation, or a single address.
     pub cidr: Cidr,
     /// Excluded parts of the network.
     #[serde(default, skip_serializing_if = "Option::is_none")]

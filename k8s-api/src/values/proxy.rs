@@ -181,7 +181,7 @@ pub(super) struct DebugContainer {
 }
 
 impl DebugContainer {
-    /// Its image.
+    /// Its image, with defaults for absent settings.
     pub(super) fn image(&self) -> Result<DebugImage, Invalid> {
         let (given, default) = (self.image.clone(), DebugImage::default());
         let policy =

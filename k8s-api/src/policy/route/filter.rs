@@ -136,7 +136,7 @@ pub enum RedirectPath {
 }
 
 impl RouteFilter {
-    /// The filter.
+    /// Reads the settings that belong to the filter's type.
     ///
     /// # Errors
     /// When its settings are absent or invalid.

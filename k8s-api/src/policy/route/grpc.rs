@@ -105,7 +105,7 @@ impl GrpcRouteRule {
         read_all("matches", self.matches.as_deref().unwrap_or_default(), GrpcRouteMatch::read)
     }
 
-    /// The filters.
+    /// Reads the filters; a redirect, which only HTTP has, is [`Filter::Unsupported`].
     ///
     /// # Errors
     /// Lists every invalid setting; the paths begin at the rule.

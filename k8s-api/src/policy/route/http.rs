@@ -45,7 +45,7 @@ pub struct HttpRouteSpec {
 #[kube(plural = "httproutes", namespaced, status = "RouteStatus", derive = "PartialEq", schema = "disabled")]
 #[serde(transparent)]
 pub struct GatewayHttpRouteSpec {
-    /// The route.
+    /// The fields of Linkerd's HTTPRoute, which the two resources share.
     pub route: HttpRouteSpec,
 }
 
@@ -80,7 +80,7 @@ pub struct HttpRouteMatch {
     /// Query parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub query_params: Option<Vec<NamedMatch>>,
-    /// The method.
+    /// Method of the request; absent means every method.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub method: Option<String>,
     /// Conditions of later versions of the Gateway API.
@@ -92,7 +92,7 @@ pub struct HttpRouteMatch {
 /// A backend and the filters of the requests that go there.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 pub struct HttpBackendReference {
-    /// The backend.
+    /// The reference; its fields are inlined.
     #[serde(flatten)]
     pub backend: BackendReference,
     /// Filters.
@@ -153,7 +153,7 @@ impl HttpRouteRule {
         read_all("matches", self.matches.as_deref().unwrap_or_default(), HttpRouteMatch::read)
     }
 
-    /// The filters.
+    /// Reads the rule's filters, in their order.
     ///
     /// # Errors
     /// Lists every invalid setting; the paths begin at the rule.
@@ -161,7 +161,7 @@ impl HttpRouteRule {
         read_all("filters", self.filters.as_deref().unwrap_or_default(), RouteFilter::read)
     }
 
-    /// The timeouts.
+    /// Reads the timeouts, which are durations of the Gateway API.
     ///
     /// # Errors
     /// When one is not a duration, or one try may take longer than the request; the paths begin at the rule.
@@ -186,7 +186,7 @@ impl HttpRouteRule {
 }
 
 impl HttpBackendReference {
-    /// The filters.
+    /// Reads the backend's filters, in their order.
     ///
     /// # Errors
     /// Lists every invalid setting; the paths begin at the backend.

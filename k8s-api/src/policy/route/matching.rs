@@ -31,7 +31,7 @@ pub struct NamedMatch {
     pub match_type: Option<String>,
     /// Name of the header or parameter.
     pub name: String,
-    /// The value.
+    /// The exact value, or a regular expression that the whole value has to match.
     pub value: String,
 }
 
@@ -69,7 +69,7 @@ pub struct HeaderMatch {
 pub struct QueryMatch {
     /// Name of the parameter.
     pub name: String,
-    /// Its value.
+    /// Condition on the decoded value.
     pub value: ValueMatch,
 }
 
@@ -83,7 +83,7 @@ pub enum HostMatch {
 }
 
 impl PathValue {
-    /// The condition.
+    /// Reads the condition; an absent path is `/`.
     ///
     /// # Errors
     /// When the type is unknown, the path is not absolute, or the regular expression does not compile.

@@ -23,7 +23,7 @@ pub struct RouteStatus {
 pub struct RouteParentStatus {
     /// The parent, as in the spec.
     pub parent_ref: ParentReference,
-    /// The controller.
+    /// Name of the controller that wrote the entry, such as `linkerd.io/policy-controller`.
     pub controller_name: String,
     /// `Accepted` and `ResolvedRefs`.
     // `None` if the controller wrote none: an entry is written back as it was read.

@@ -28,9 +28,9 @@ pub struct Retry<C> {
 /// Statuses of HTTP responses, both ends included, within 100-599.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StatusRange {
-    /// The first.
+    /// Lowest status.
     pub min: u16,
-    /// The last.
+    /// Highest status.
     pub max: u16,
 }
 
