@@ -151,7 +151,7 @@ pub(crate) struct QueueConfig {
 /// Settings of the inbound side.
 #[derive(Clone, Debug)]
 pub(crate) struct InboundConfig {
-    /// The listener.
+    /// Address of the listener. Linkerd's default: 0.0.0.0:4143.
     pub(crate) listen: SocketAddr,
     /// Connections that may wait for the listener to accept them.
     pub(crate) backlog: Backlog,

@@ -32,7 +32,6 @@ pub(crate) struct Suffix(
 );
 
 impl Destination {
-    /// The port.
     pub(crate) fn port(&self) -> u16 {
         match self {
             Self::Addr(addr) => addr.port(),
@@ -73,7 +72,6 @@ impl Name {
         Self::new(authority.host(), port)
     }
 
-    /// The host.
     pub(crate) fn host(&self) -> &str {
         &self.host
     }

@@ -51,9 +51,7 @@ struct Inner {
 /// Profile and policy of one destination. Dropping the last reference ends the streams.
 #[derive(Debug)]
 pub(crate) struct Lookup {
-    /// The profile.
     pub(crate) profile: watch::Receiver<ProfileState>,
-    /// The policy.
     pub(crate) policy: watch::Receiver<PolicyState>,
     _streams: [Stream; 2],
 }
@@ -61,7 +59,6 @@ pub(crate) struct Lookup {
 /// The profile of one destination. Dropping the last reference ends the stream.
 #[derive(Debug)]
 pub(crate) struct ProfileLookup {
-    /// The profile.
     pub(crate) profile: watch::Receiver<ProfileState>,
     _stream: Stream,
 }

@@ -26,7 +26,6 @@ pub(crate) enum ResolveError {
     /// The lookup failed.
     #[error("resolve {host}: does the service exist, and is the pod's DNS reachable?")]
     Lookup {
-        /// The name.
         host: String,
         /// The error of the resolver.
         #[source]

@@ -37,7 +37,7 @@ pub(crate) struct Listener {
 pub(crate) struct Accepted {
     /// The socket, with its options set.
     pub(crate) stream: TcpStream,
-    /// The client.
+    /// Address and port of the client.
     pub(crate) peer: SocketAddr,
     /// Held as long as the connection lives.
     pub(crate) permit: OwnedSemaphorePermit,

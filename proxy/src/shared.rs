@@ -10,7 +10,7 @@ use crate::{access_log::AccessLog, config::Config, metrics::ProxyMetrics, tap::T
 
 /// Dependencies of every part of the proxy. Immutable, except for the snapshots behind its receivers.
 pub(crate) struct Shared {
-    /// The settings.
+    /// Settings, read from the environment once.
     pub(crate) config: Config,
     /// The proxy's metric families.
     pub(crate) metrics: ProxyMetrics,

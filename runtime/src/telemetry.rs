@@ -42,7 +42,7 @@ pub enum TelemetryError {
     /// The filter has a syntax error.
     #[error("`{filter}` is not a log filter: {source}; expected e.g. `info` or `warn,weft=debug`")]
     Filter {
-        /// The filter.
+        /// The filter as it was given.
         filter: String,
         /// The syntax error.
         source: tracing_subscriber::filter::ParseError,

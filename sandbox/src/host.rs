@@ -110,7 +110,7 @@ pub enum HostError {
     /// A port or a network that iptables would not accept.
     #[error("`{value}` is not {expected}")]
     ParseRule {
-        /// The value.
+        /// The text that is no port or network.
         value: String,
         /// What was expected.
         expected: &'static str,
@@ -195,7 +195,7 @@ pub enum HostError {
     /// A mount was refused, or its source or target is missing.
     #[error("cannot mount {} on {}: {source}", what.display(), target.display())]
     Mount {
-        /// The source.
+        /// A path of the host, or the type of a file system.
         what: PathBuf,
         /// The mount point.
         target: PathBuf,
@@ -256,7 +256,7 @@ pub enum HostError {
     /// A file or directory of the sandbox could not be removed.
     #[error("cannot remove {}: {source}", path.display())]
     RemoveFiles {
-        /// The path.
+        /// Path of the file or directory.
         path: PathBuf,
         /// Error of the system.
         source: io::Error,

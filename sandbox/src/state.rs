@@ -14,7 +14,7 @@ use crate::config::Config;
 /// A running sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct State {
-    /// Its settings.
+    /// Settings that it was started with.
     pub config: Config,
     /// Pid of the daemon.
     pub daemon_pid: u32,
@@ -43,9 +43,9 @@ pub struct State {
 /// A pod.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PodState {
-    /// Its namespace.
+    /// Its namespace; `default` if the manifest names none.
     pub namespace: String,
-    /// Its name.
+    /// Its name; as in Kubernetes, pods of a Deployment have the template's hash and a suffix in theirs.
     pub name: String,
     /// Its unique id.
     pub uid: String,
@@ -59,7 +59,7 @@ pub struct PodState {
     pub meshed: bool,
     /// What controls it, nearest first, as (kind in small letters, name).
     pub owners: Vec<(String, String)>,
-    /// Its labels.
+    /// Labels, those that the injector adds included.
     pub labels: BTreeMap<String, String>,
     /// Its ServiceAccount.
     pub service_account: String,
@@ -80,7 +80,7 @@ pub struct PodState {
 /// A container.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ContainerState {
-    /// Its name.
+    /// Its name, unique within the pod.
     pub name: String,
     /// Pid of its process, while it runs.
     pub pid: Option<u32>,
@@ -108,9 +108,9 @@ pub struct PodTimes {
 /// A Service.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ServiceState {
-    /// Its namespace.
+    /// Its namespace; `default` if the manifest names none.
     pub namespace: String,
-    /// Its name.
+    /// Its name, the first label of its DNS name.
     pub name: String,
     /// Its cluster IP; `None` if it is headless.
     pub cluster_ip: Option<IpAddr>,

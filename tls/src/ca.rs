@@ -40,7 +40,7 @@ pub struct Issuer {
 
 /// An issuer's files: certificate and key, PEM.
 pub struct IssuerPem {
-    /// The certificate.
+    /// The issuer's certificate, without the trust anchor.
     pub certificate: String,
     /// The private key, PKCS#8.
     pub key: String,

@@ -15,9 +15,9 @@ pub const AUDIENCE: &str = "identity.l5d.io";
 /// A Kubernetes service account.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ServiceAccount {
-    /// Its namespace.
+    /// Namespace, as in a token's subject `system:serviceaccount:NAMESPACE:NAME`.
     pub namespace: String,
-    /// Its name.
+    /// Name, as in a token's subject.
     pub name: String,
 }
 

@@ -127,7 +127,6 @@ pub(crate) enum Distribution {
 pub(crate) struct RouteBackend {
     /// Filters, applied after the route's.
     pub(crate) filters: Vec<Filter>,
-    /// The backend.
     pub(crate) backend: Arc<Backend>,
 }
 
@@ -136,7 +135,6 @@ pub(crate) struct RouteBackend {
 pub(crate) struct Backend {
     /// The backend's name, for metrics.
     pub(crate) meta: Meta,
-    /// Its kind.
     pub(crate) kind: BackendKind,
 }
 

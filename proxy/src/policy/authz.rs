@@ -63,7 +63,6 @@ pub(crate) struct Authorization {
 /// A network with exceptions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Network {
-    /// The network.
     pub(crate) net: IpNet,
     /// Parts that are excluded.
     pub(crate) except: Vec<IpNet>,

@@ -51,7 +51,6 @@ impl Attempts {
         Self { retry, repeated: 0 }
     }
 
-    /// The terms.
     pub(crate) fn retry(&self) -> &Retry {
         &self.retry
     }

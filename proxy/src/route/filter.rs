@@ -35,7 +35,7 @@ pub(crate) struct HeaderChange {
 /// A failure for a share of requests.
 #[derive(Clone, Debug)]
 pub(crate) struct FailureInjector {
-    /// The failure.
+    /// What the client gets instead of the application's response.
     pub(crate) failure: Failure,
     /// Numerator of the share; at most the denominator.
     pub(crate) numerator: u32,

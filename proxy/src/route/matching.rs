@@ -30,7 +30,7 @@ pub(crate) struct RequestMatch {
     pub(crate) headers: Vec<(HeaderName, ValueMatch)>,
     /// Conditions on decoded query parameters.
     pub(crate) query: Vec<(String, QueryMatch)>,
-    /// The method.
+    /// Condition on the method; `None` holds for every one.
     pub(crate) method: Option<Method>,
 }
 
@@ -47,7 +47,7 @@ pub(crate) enum PathMatch {
     Rpc {
         /// The service with its package.
         service: Option<String>,
-        /// The method.
+        /// The method without its service.
         method: Option<String>,
     },
     /// Every request on a gRPC route without matches; less specific than any other match.

@@ -38,7 +38,7 @@ pub(crate) enum Match {
     RouteLabel(LabelMatch),
     /// The scheme; HTTP if the request names none.
     Scheme(Scheme),
-    /// The method.
+    /// The method, which is case-sensitive.
     Method(Method),
     /// The host that the request names.
     Authority(StringMatch),

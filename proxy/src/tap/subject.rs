@@ -11,15 +11,15 @@ use crate::metrics::{Direction, Labels};
 pub(crate) struct Subject {
     /// Whose request it is.
     pub(crate) direction: Direction,
-    /// The client.
+    /// The client's address; outbound that of the pod's own application.
     pub(crate) source: SocketAddr,
     /// `tls`, and `client_id` with TLS.
     pub(crate) source_labels: Labels,
-    /// The server.
+    /// The server's address: outbound the endpoint's, inbound the original destination.
     pub(crate) destination: SocketAddr,
     /// `tls`, `server_id` with TLS, and what the control plane says; inbound the policy in force.
     pub(crate) destination_labels: Labels,
-    /// The route.
+    /// Labels of the matched route, or of the ServiceProfile's.
     pub(crate) route_labels: Labels,
 }
 

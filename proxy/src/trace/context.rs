@@ -31,7 +31,6 @@ const GRPC_TRACE_BYTES: usize = 1 + 17 + 9 + 2;
 /// The trace of a request, and the span that sent it. Neither ID is 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Context {
-    /// The trace.
     pub(super) trace_id: u128,
     /// The sender's span.
     pub(super) span_id: u64,

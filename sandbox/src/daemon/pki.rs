@@ -12,7 +12,7 @@ use weft_tls::{
 /// Lifetime of a token: a day, like Linkerd's projected tokens.
 pub(super) const TOKEN_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The keys.
+/// The trust anchors of a sandbox, and the key that signs its tokens. The issuer is in the control plane's files alone.
 pub(super) struct Pki {
     /// The trust anchors, PEM.
     pub(super) anchors_pem: String,

@@ -43,7 +43,7 @@ pub struct Spec {
     pub gid: Option<u32>,
     /// Its working directory; `None` means `/`.
     pub working_dir: Option<PathBuf>,
-    /// Its volumes.
+    /// Its volumes; all other files are the host's.
     pub mounts: Vec<Mount>,
     /// Its whole environment. Its command is looked up in this `PATH`.
     pub env: Vec<(String, String)>,

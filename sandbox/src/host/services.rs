@@ -33,7 +33,7 @@ pub struct VirtualService {
     pub address: IpAddr,
     /// The Service's port.
     pub port: u16,
-    /// Its transport.
+    /// TCP and UDP may have the same port and other endpoints.
     pub protocol: Protocol,
     /// The endpoints, each with the same probability. Those of the other address family are omitted.
     pub endpoints: Vec<SocketAddr>,

@@ -25,7 +25,6 @@ use window::Window;
 pub(crate) enum Report {
     /// With a response, which its route takes for a failure or not.
     Answered {
-        /// The response.
         answer: Answer,
         /// Whether it is a failure.
         is_failure: bool,

@@ -53,7 +53,7 @@ pub(super) struct Exchange<'a> {
     pub(super) search: Search,
     /// Which responses are failures.
     pub(super) classes: &'a Classes,
-    /// The route.
+    /// What the matched route does with the request.
     pub(super) action: &'a Action,
     /// The request's trace, if it is collected.
     pub(super) trace_id: Option<NonZeroU128>,
