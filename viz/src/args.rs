@@ -55,7 +55,7 @@ Examples:
 pub(crate) enum Command {
     /// Print completions for a shell.
     Completions {
-        /// The shell.
+        /// The shell to complete for.
         shell: clap_complete::Shell,
     },
 }

@@ -33,7 +33,7 @@ pub(crate) fn run(subcommand: &str, args: &Args) -> Result<()> {
     Err(error).context("start weft-lab")
 }
 
-/// The program.
+/// The built program `weft-lab`.
 #[derive(Clone, Debug)]
 pub(crate) struct Lab {
     program: PathBuf,

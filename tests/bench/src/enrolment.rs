@@ -32,11 +32,11 @@ pub struct Burst {
 /// Two points of a distribution, and its maximum.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Quantiles {
-    /// The median.
+    /// Half are at most this.
     pub p50: f64,
     /// 99 of 100 are at most this.
     pub p99: f64,
-    /// The longest.
+    /// The largest value.
     pub max: f64,
 }
 

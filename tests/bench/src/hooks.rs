@@ -109,7 +109,7 @@ pub struct Hooks {
     pub turns: BTreeMap<Way, Vec<Turn>>,
     /// The kernel's run statistics, by operation and program.
     pub programs: BTreeMap<&'static str, BTreeMap<String, Cost>>,
-    /// The flood.
+    /// The result of opening connections as fast as possible.
     pub flood: Flood,
 }
 

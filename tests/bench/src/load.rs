@@ -64,7 +64,7 @@ pub enum Order {
     Restart {
         /// The proxy's process.
         pid: u32,
-        /// Its cgroup.
+        /// The cgroup of its container, in which the next one starts.
         cgroup: PathBuf,
     },
 }

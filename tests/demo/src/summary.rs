@@ -60,9 +60,9 @@ pub struct Summary {
 /// Two points of a distribution, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct ReadyMs {
-    /// The median.
+    /// The median; of an even number, the upper one.
     pub p50: u64,
-    /// The slowest.
+    /// All were ready by then.
     pub max: u64,
 }
 

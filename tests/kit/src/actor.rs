@@ -35,9 +35,9 @@ pub struct Place {
     pub netns: PathBuf,
     /// The cgroup2 directory.
     pub cgroup: PathBuf,
-    /// The user.
+    /// User id; 0 is root.
     pub uid: u32,
-    /// The group.
+    /// Group id; 0 is the group of root.
     pub gid: u32,
 }
 

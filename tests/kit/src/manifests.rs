@@ -43,7 +43,7 @@ impl Manifests {
         Ok(manifests)
     }
 
-    /// The directory.
+    /// The directory, which is removed on drop.
     pub fn path(&self) -> &Path {
         self.directory.path()
     }

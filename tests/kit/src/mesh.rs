@@ -67,9 +67,9 @@ impl Default for Options {
 /// A pod of the mesh.
 #[derive(Clone, Debug)]
 pub struct Pod {
-    /// Its namespace.
+    /// Its namespace, within which its name is unique.
     pub namespace: String,
-    /// Its name.
+    /// Its name, with the template's hash and a suffix if a Deployment controls it.
     pub name: String,
     /// Its IPv4 address.
     pub ip: String,

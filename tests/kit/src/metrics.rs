@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Sample {
     /// The metric's name.
     pub name: String,
-    /// Its labels.
+    /// Values of labels by name.
     pub labels: BTreeMap<String, String>,
-    /// Its value.
+    /// The value; counters are whole numbers.
     pub value: f64,
 }
 

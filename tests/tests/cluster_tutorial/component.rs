@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::world::{SHOP, World};
 
-/// Its namespace.
+/// The namespace of the component.
 const VIZ: &str = "linkerd-viz";
 /// Requests that are sent, by their outcome.
 const SUCCESSES: u64 = 900;

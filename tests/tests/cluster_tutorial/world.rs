@@ -29,7 +29,7 @@ pub(super) const LEASE: &str = weft_k8s_api::labels::ENDPOINT_WRITE_LEASE;
 pub(super) const COMPONENTS: [&str; 3] = ["destination", "identity", "proxy-injector"];
 /// Selects the pods of agents.
 pub(super) const AGENTS: &str = "linkerd.io/control-plane-component=agent";
-/// The tutorial.
+/// The document whose commands are executed, from the repository's root.
 const TUTORIAL: &str = "docs/getting-started.md";
 /// The section in which the tutorial removes its installation.
 const END: &str = "Uninstall";

@@ -10,18 +10,18 @@ pub use crate::exposition::Exposition;
 /// A pod, meshed or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
-    /// Its namespace.
+    /// Its namespace, within which its name is unique at a time.
     pub namespace: String,
-    /// Its name.
+    /// Its name, which a later pod may have again.
     pub name: String,
     /// Its uid: another pod of the same name is another pod.
     pub uid: String,
     /// What it belongs to, nearest first, as (kind, name) with kinds as in `weft.viz.v1.Resource`: a ReplicaSet, then
     /// its Deployment.
     pub owners: Vec<(String, String)>,
-    /// Its labels.
+    /// Its labels, by which selectors find it.
     pub labels: BTreeMap<String, String>,
-    /// Its addresses.
+    /// Its addresses, at most one of each family; empty before it has one.
     pub addresses: Vec<std::net::IpAddr>,
     /// Its node; empty before it has one.
     pub node: String,

@@ -36,7 +36,7 @@ const DESTINATIONS: usize = 5;
 /// Requests to the API server at a time.
 const AT_ONCE: usize = 32;
 
-/// The proxies.
+/// One server for all proxies: the address that was connected to says which one answers.
 pub(crate) struct Proxies {
     pub(crate) port: u16,
     /// Scrapes of each.

@@ -18,7 +18,7 @@ const BLOCK: u32 = 64;
 /// Two points of a distribution, nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Nanoseconds {
-    /// The median.
+    /// Half are at most this.
     pub p50: f64,
     /// 99 of 100 are at most this.
     pub p99: f64,

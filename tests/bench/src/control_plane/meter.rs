@@ -58,7 +58,7 @@ pub struct Load {
 /// What a process of the control plane took.
 #[derive(Clone, Debug, Serialize)]
 pub struct ProcessLoad {
-    /// Its subcommand.
+    /// Its subcommand, such as `destination`.
     pub process: &'static str,
     /// User and system time.
     pub cpu_seconds: f64,
@@ -74,7 +74,7 @@ pub struct ProcessLoad {
 /// How an admin server answered `GET /live`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Liveness {
-    /// The process.
+    /// The subcommand of the process.
     pub process: &'static str,
     /// Answers with status 200.
     pub answers: u64,

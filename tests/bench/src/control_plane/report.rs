@@ -96,7 +96,7 @@ pub struct Opening {
 /// What opening a process' streams costs it.
 #[derive(Clone, Debug, Serialize)]
 pub struct ProcessOpening {
-    /// The process.
+    /// The subcommand of the process.
     pub process: &'static str,
     /// Streams to it.
     pub streams: u64,

@@ -78,7 +78,7 @@ pub struct Report {
 /// A row of the comparison.
 #[derive(Debug, Serialize)]
 pub struct RowReport {
-    /// Its name.
+    /// Its name on the command line.
     pub name: &'static str,
     /// For people.
     pub what: &'static str,

@@ -238,7 +238,7 @@ impl Row {
 }
 
 impl Contender {
-    /// Its name.
+    /// Its name on the command line and in reports.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {

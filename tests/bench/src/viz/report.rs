@@ -34,7 +34,7 @@ pub struct Report {
     /// What it takes until its window is full.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window: Option<Collected>,
-    /// The limits.
+    /// The limits, and whether they are met; those of what was measured.
     pub targets: Vec<Target>,
 }
 

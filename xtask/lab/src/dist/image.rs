@@ -61,7 +61,7 @@ impl Layer {
         Ok(Self { digest: sha256(&tar), tar })
     }
 
-    /// The tar.
+    /// The layer as a tar archive, not compressed.
     pub(super) fn content(&self) -> &[u8] {
         &self.tar
     }

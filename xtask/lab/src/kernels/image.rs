@@ -18,7 +18,7 @@ use crate::{libraries, processor::Processor};
 
 /// Starts the line with the result of a step: its name and exit code follow.
 pub(super) const END: &str = "weft-end";
-/// The steps.
+/// Names of the steps, in their order.
 pub(super) const FEATURES: &str = "features";
 pub(super) const AGENT: &str = "agent";
 pub(super) const DATAPATH: &str = "datapath";

@@ -34,7 +34,6 @@ pub(super) enum Pace {
     Trickle,
 }
 
-/// The socket.
 pub(super) struct Link {
     stream: TcpStream,
     slow: Option<Slow>,
