@@ -269,7 +269,11 @@ impl Holder {
         match written.context("no answer in time").and_then(|written| Ok(written?)) {
             Ok(_) => tracing::info!(lease, "released lease"),
             Err(error) => {
-                tracing::warn!(lease, error = format!("{error:#}"), "lease cannot be released, it will run out");
+                tracing::warn!(
+                    lease,
+                    error = format!("{error:#}"),
+                    "lease cannot be released: another replica takes over when it expires"
+                );
             }
         }
     }

@@ -199,7 +199,11 @@ impl Cache {
             None => before,
         };
         let report = problem.clone().filter(|problem| old_problem.as_ref() != Some(problem)).map(|problem| {
-            tracing::error!(object = %reference, problem, "unreadable object, what is unreadable in it denies");
+            tracing::error!(
+                object = %reference,
+                problem,
+                "object cannot be read: its unreadable parts deny until it is corrected"
+            );
             self.report(&reference, uid, problem)
         });
         self.known.insert(name(&reference), Known { version, written, applied, problem });
