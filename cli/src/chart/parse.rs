@@ -212,7 +212,7 @@ impl Words {
             Expression::Call(name, _) => Expression::Call(name, arguments),
             first if arguments.is_empty() => first,
             Expression::Field(of, name) => Expression::Method(of, name, arguments),
-            _ => bail!("arguments for what is not a function"),
+            _ => bail!("arguments are given to something that is not a function"),
         })
     }
 

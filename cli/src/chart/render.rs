@@ -134,7 +134,7 @@ impl Renderer<'_> {
     /// `last` is the value of the command before.
     fn expression(&self, of: &Expression, last: Option<Value>, dot: &Value, scope: &mut Scope) -> Result<Value> {
         if last.is_some() && !matches!(of, Expression::Call(..) | Expression::Method(..)) {
-            bail!("a pipeline leads to what is not a function");
+            bail!("a pipeline ends in something that is not a function");
         }
         Ok(match of {
             Expression::Dot => dot.clone(),

@@ -105,8 +105,8 @@ impl Rendered {
 }
 
 fn object(text: &str) -> Result<Object> {
-    let value = document::parse_yaml(text).with_context(|| format!("the chart rendered what is not YAML:\n{text}"))?;
-    Object::of(&value).with_context(|| format!("the chart rendered what is no object:\n{text}"))
+    let value = document::parse_yaml(text).with_context(|| format!("the chart rendered invalid YAML:\n{text}"))?;
+    Object::of(&value).with_context(|| format!("the chart rendered YAML that is not a Kubernetes object:\n{text}"))
 }
 
 pub(super) fn yaml(value: &impl serde::Serialize) -> Result<String> {

@@ -81,12 +81,15 @@ impl ValueArgs {
     /// # Errors
     /// When a flag has no meaning for them, or a value is none of that chart's.
     pub(super) async fn definitions(&self) -> Result<Vec<String>> {
-        const CHART: &str = "--crds has the values of the chart weft-crds";
         if let Some(flag) = self.ha.then_some("ha").or_else(|| self.linkerd.first()) {
-            bail!("{CHART}, by --set or --values, such as installGatewayAPI=true: --{flag} is none of them");
+            bail!(
+                "--{flag} does not apply to --crds: set values of the chart weft-crds by --set or --values, such as \
+                 installGatewayAPI=true"
+            );
         }
         let chart = Chart::definitions()?;
-        let values = chart.values(&self.helm.settings(None).await?).context(CHART)?;
+        let values =
+            chart.values(&self.helm.settings(None).await?).context("--crds has the values of the chart weft-crds")?;
         chart.manifests(CONTROL_NAMESPACE, &values)
     }
 }
