@@ -128,7 +128,7 @@ enum Command {
     },
     /// Print a completion script
     Completions {
-        /// The shell
+        /// The shell to complete for
         shell: clap_complete::Shell,
     },
 }

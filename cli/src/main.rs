@@ -166,7 +166,7 @@ enum Command {
 The script asks weft, which asks the cluster for names of namespaces, workloads, pods and Services."
     )]
     Completion {
-        /// The shell
+        /// The shell to complete for
         shell: clap_complete::Shell,
     },
     /// Write manual pages of every command
