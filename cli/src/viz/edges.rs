@@ -1,4 +1,4 @@
-//! `weft edges`: who talks to whom, and as whom.
+//! `weft edges`: which workloads call which, with the identities of both.
 
 use anyhow::Result;
 use clap::Args;

@@ -117,7 +117,7 @@ impl<F: Fleet> Engine<F> {
         Ok(answer::routes(&view, &target, to.as_ref(), window, self.0.interner()))
     }
 
-    /// Who talks to whom, and as whom.
+    /// Edges: which workloads call which, with the identities of both.
     ///
     /// # Errors
     /// The request is malformed, or the pods are not known.

@@ -1,4 +1,4 @@
-//! Who talks to whom, and as whom.
+//! Edges: which workloads call which, with the identities of both.
 //!
 //! Clients' proxies name the pods that they reach and their identities; servers' proxies name the identities of their
 //! clients. What both say is one edge. A client whose proxy is not read, because it is in another namespace or has
