@@ -73,8 +73,8 @@ struct Logs {
     access_lines: Option<Lines>,
 }
 
-/// Runs until a signal, `POST /shutdown`, or the unexpected end of a part. `unknown` are variables that look like
-/// settings and are none.
+/// Runs until a signal, `POST /shutdown`, or the unexpected end of a part. `unknown` are misspelt variables: they have
+/// the prefix of settings, but no setting has their name.
 ///
 /// # Errors
 /// The failure at the start, or the part that ended.

@@ -132,7 +132,7 @@ pub(crate) struct OutboundConfig {
     pub(crate) ingress_mode: bool,
     /// Whether the application sees `l5d-proxy-error`.
     pub(crate) informational_headers: bool,
-    /// Whether requests of routes are told apart by host in metrics.
+    /// Whether metrics of routes have a series for each host.
     pub(crate) hostname_labels: bool,
     /// Whether connections to loopback are allowed. Never set from the environment: only tests need it, because for a
     /// sidecar a loopback target is its own listener.
@@ -157,7 +157,7 @@ pub(crate) struct InboundConfig {
     pub(crate) backlog: Backlog,
     /// Detection timeout if policy has none, and deadline for TLS and transport headers.
     pub(crate) detect_timeout: Duration,
-    /// Whether requests are told apart by authority in metrics.
+    /// Whether metrics have a series for each authority.
     pub(crate) authority_labels: bool,
     /// How long a connection attempt to the application may take.
     pub(crate) connect_timeout: Duration,

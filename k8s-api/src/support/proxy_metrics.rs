@@ -7,7 +7,7 @@ use super::{
 };
 
 const STACKS: &str = "there is no tower of middleware whose floors are created, polled and dropped";
-const TOLD_APART: &str = "what is unexpected to Linkerd's proxy is told apart";
+const SPECIFIC_ERRORS: &str = "has more specific values where Linkerd's proxy says unexpected";
 const OF_WORKERS: &str = "the sum over workers, each of which has a balancer of its own";
 
 /// Metrics of the proxy.
@@ -30,8 +30,8 @@ pub const PROXY_METRICS: &[Setting] = &[
     Setting::new("tcp_read_bytes_total", Works, ""),
     Setting::new("tcp_write_bytes_total", Works, ""),
     Setting::new("tcp_close_total", Works, ""),
-    Setting::new("inbound_tcp_errors_total", Works, TOLD_APART),
-    Setting::new("inbound_http_errors_total", Works, TOLD_APART),
+    Setting::new("inbound_tcp_errors_total", Works, SPECIFIC_ERRORS),
+    Setting::new("inbound_http_errors_total", Works, SPECIFIC_ERRORS),
     Setting::new("inbound_http_authz_allow_total", Works, ""),
     Setting::new("inbound_http_authz_deny_total", Works, ""),
     Setting::new("inbound_http_route_not_found_total", Works, ""),
@@ -54,8 +54,8 @@ pub const PROXY_METRICS: &[Setting] = &[
     Setting::new("inbound_grpc_request_frame_size_bytes", Works, ""),
     Setting::new("inbound_grpc_response_frame_size_bytes", Works, ""),
     Setting::new("inbound_grpc_statuses_total", Works, ""),
-    Setting::new("outbound_tcp_errors_total", Works, TOLD_APART),
-    Setting::new("outbound_http_errors_total", Works, TOLD_APART),
+    Setting::new("outbound_tcp_errors_total", Works, SPECIFIC_ERRORS),
+    Setting::new("outbound_http_errors_total", Works, SPECIFIC_ERRORS),
     Setting::new("outbound_tcp_protocol_connections_total", Works, ""),
     Setting::new("outbound_tcp_detect_http_results_total", Works, ""),
     Setting::new("outbound_tcp_detect_http_duration_seconds", Works, ""),

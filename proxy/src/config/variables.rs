@@ -450,7 +450,7 @@ pub(super) const OWN: &[Variable] = &[
     Variable::new("WEFT_PROXY_HTTP1_IDLE_TIMEOUT", "`10m`", "time for a request's head, idle time before it included"),
 ];
 
-/// Those of `names` that look like a setting of the proxy and are none: usually misspelt.
+/// Those of `names` that have a prefix of settings but are no setting: usually misspelt.
 pub(crate) fn unknown(names: impl Iterator<Item = String>) -> Vec<String> {
     let is_known = |name: &str| match name.strip_prefix(PREFIX) {
         Some(name) => ignored::treated().any(|row| row.name == name),

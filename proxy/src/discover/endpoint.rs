@@ -126,7 +126,7 @@ impl EndpointInfo {
                     Some(protocol_hint::Protocol::H2(_)) => ProtocolHint::Http2,
                     Some(protocol_hint::Protocol::Opaque(_)) => ProtocolHint::Opaque,
                 };
-                // As in Linkerd, the last port is none for headers.
+                // As in Linkerd, port 65535 counts as absent.
                 (hint, port.filter(|port| *port < u16::MAX).and_then(NonZeroU16::new))
             }
         };

@@ -42,9 +42,10 @@ pub(super) enum ConnectionError {
     /// The transport header did not arrive in time.
     #[error("the transport header did not arrive in time")]
     HeaderTimedOut,
-    /// The transport header contains a name, and this proxy is no gateway, or none for this name.
+    /// The transport header contains a name, and this proxy is not a gateway for it.
     #[error(
-        "the transport header is for a gateway, and this proxy is none for the name (LINKERD2_PROXY_INBOUND_GATEWAY_SUFFIXES)"
+        "the transport header names a service for which this proxy is not a gateway \
+         (LINKERD2_PROXY_INBOUND_GATEWAY_SUFFIXES)"
     )]
     Gateway,
     /// Connections to too many names are open.

@@ -49,7 +49,7 @@ pub(crate) struct RouteMetrics {
     in_use: Arc<InUse>,
     /// Those without a host name of their own.
     unnamed: OnceLock<Arc<RequestMetrics>>,
-    /// By host name, if they are told apart.
+    /// By host name, if hosts have series of their own.
     named: Option<Mutex<HashMap<Box<str>, Arc<RequestMetrics>>>>,
 }
 
@@ -143,8 +143,8 @@ impl RouteFamilies {
 }
 
 impl ProxyMetrics {
-    /// The metrics of a rule; `labels` name its parent and its route. With `by_hostname`, requests are told apart by
-    /// host.
+    /// The metrics of a rule; `labels` name its parent and its route. With `by_hostname`, each host has
+    /// series of its own.
     pub(crate) fn route(&self, is_grpc: bool, labels: Labels, by_hostname: bool) -> RouteMetrics {
         let families = if is_grpc { &self.grpc_routes } else { &self.http_routes };
         let mut key = labels.clone();

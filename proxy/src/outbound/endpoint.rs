@@ -145,7 +145,7 @@ impl Endpoint {
         self.tls().map(|tls| &tls.server_id)
     }
 
-    /// The Service's name that its gateway needs; this very pod is none.
+    /// The name of the Service, which an endpoint that is a gateway needs; `None` for this pod itself.
     pub(crate) fn authority_override(&self) -> Option<&Authority> {
         self.info.authority_override.as_ref().filter(|_| !self.local)
     }

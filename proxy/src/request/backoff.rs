@@ -9,7 +9,7 @@ pub(crate) struct Backoff {
     pub(crate) min: Duration,
     /// The longest pause before jitter; at least `min`.
     pub(crate) max: Duration,
-    /// The share of a pause that chance may add to it: 0 is none, 1 up to doubles it.
+    /// The share of a pause that chance may add to it: 0 adds nothing, 1 up to doubles it.
     pub(crate) jitter: f64,
 }
 
