@@ -301,7 +301,7 @@ pub enum HostError {
     MissingBinary {
         /// The path at which it was expected.
         path: PathBuf,
-        /// What to do.
+        /// How to get it, as a sentence.
         remedy: &'static str,
     },
 }

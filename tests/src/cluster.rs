@@ -46,7 +46,7 @@ impl Cluster {
     /// The cluster in the environment.
     ///
     /// # Errors
-    /// When there is none, or it does not answer.
+    /// When KUBECONFIG names no cluster, or it does not answer.
     pub fn from_env() -> anyhow::Result<Self> {
         if env::var_os("KUBECONFIG").is_none() {
             bail!(
@@ -138,7 +138,7 @@ impl Cluster {
     /// The only pod that matches a label selector.
     ///
     /// # Errors
-    /// When there is none or there are several.
+    /// When no pod, or more than one, has these labels.
     pub fn pod(&self, namespace: &str, selector: &str) -> anyhow::Result<String> {
         let pods = self.pods(namespace, selector)?;
         match pods.as_slice() {

@@ -34,7 +34,7 @@ type Records = HashMap<(Name, RecordType), (u32, Vec<RData>)>;
 /// What is wrong with a server's answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trouble {
-    /// There are none.
+    /// The server does not answer.
     Silence,
     /// They are not messages.
     Garbage,

@@ -85,7 +85,7 @@ struct Linker {
 /// Finds a compatible compiler and linker.
 ///
 /// # Errors
-/// When there is none; the message lists what was found instead.
+/// When no usable toolchain is found; the message lists what was found.
 pub(crate) fn detect() -> Result<Toolchain> {
     choose(&compilers(), &linkers()?)
 }

@@ -79,7 +79,7 @@ pub(super) struct Recording {
 /// Whether there is a perf that can sample.
 ///
 /// # Errors
-/// There is none; the message says what to install or to allow.
+/// When perf is not installed or not permitted; the message says which.
 pub(super) async fn check() -> anyhow::Result<()> {
     can_sample(PERF).await
 }

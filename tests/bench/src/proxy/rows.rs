@@ -168,7 +168,7 @@ impl Row {
     /// The row with this name.
     ///
     /// # Errors
-    /// There is none; the error lists all.
+    /// When no row has this name; the error lists all names.
     pub fn named(name: &str) -> Result<&'static Self, String> {
         static ALL: [Row; ROWS.len()] = ROWS;
         let names = || ALL.iter().map(|row| row.name).collect::<Vec<_>>().join(", ");

@@ -271,7 +271,7 @@ impl Site {
     /// Ends the flood.
     ///
     /// # Errors
-    /// There is none.
+    /// When no flood was begun, or its process has ended.
     pub(super) async fn end_flood(&mut self) -> anyhow::Result<FloodCounts> {
         let flooder = self.flooder.as_mut().context("there was no flood")?;
         match flooder.tell(&actor::Order::Load(Order::EndFlood)).await? {

@@ -50,7 +50,7 @@ impl Proxies {
     /// Serves so many proxies.
     ///
     /// # Errors
-    /// There is no port.
+    /// When no port can be bound.
     pub(super) async fn serve(pods: u32, pages: Vec<Page>) -> anyhow::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await.context("serve the proxies' metrics")?;
         let port = listener.local_addr()?.port();
