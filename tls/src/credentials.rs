@@ -83,7 +83,8 @@ impl Credentials {
         anchors: TrustAnchors,
     ) -> Result<Self, CredentialsError> {
         let mut certificates = der_sequence(chain).map_err(CredentialsError::Parse)?.into_iter();
-        let leaf = certificates.next().ok_or_else(|| CredentialsError::Parse("there is none".to_owned()))?;
+        let leaf =
+            certificates.next().ok_or_else(|| CredentialsError::Parse("the chain has no certificate".to_owned()))?;
         let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key));
         Self::with_key(name, key, leaf, certificates.collect(), anchors)
     }
