@@ -18,7 +18,7 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case {
         ids: &["I1", "W29"],
-        what: "the same, not tracked before",
+        what: "connection that began before the rules were in force, not tracked before",
         by: STRANGER,
         act: Act::ConnectEarly,
         to: &["10.99.0.2:8080"],

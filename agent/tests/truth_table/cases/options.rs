@@ -124,10 +124,16 @@ pub(crate) const CASES: &[Case] = &[
         outcome: OUTBOUND.but(OWN_V4),
         ..REDIRECTED
     },
-    Case { ids: &["S5"], what: "the same, IPv6", to: &["[fd99::3]:8080"], outcome: OUTBOUND.but(OWN_V6), ..REDIRECTED },
     Case {
         ids: &["S5"],
-        what: "the same, v4-mapped",
+        what: "asked by the application about its own redirected IPv6 connection",
+        to: &["[fd99::3]:8080"],
+        outcome: OUTBOUND.but(OWN_V6),
+        ..REDIRECTED
+    },
+    Case {
+        ids: &["S5"],
+        what: "asked by the application about its own redirected v4-mapped connection",
         to: &["[::ffff:10.99.0.3]:8080"],
         outcome: OUTBOUND.but(OWN_MAPPED),
         ..REDIRECTED
@@ -142,7 +148,7 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case {
         ids: &["S6"],
-        what: "the same, IPv6",
+        what: "asked by the application about its own IPv6 connection that passed",
         to: &["[fd99::3]:4567"],
         outcome: DIRECT.but(PASSED_V6),
         verdicts: &["outbound pass_skip_port"],
@@ -158,7 +164,7 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case {
         ids: &["S7"],
-        what: "the same, IPv6",
+        what: "asked about an IPv6 TCP socket that is not connected",
         act: Act::Dial(How::Fresh),
         to: &["[fd99::3]:8080"],
         outcome: seen(FRESH_V6),
@@ -174,7 +180,7 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case {
         ids: &["S8"],
-        what: "the same, IPv6",
+        what: "asked about an IPv6 UDP socket",
         act: Act::Dial(How::Udp),
         to: &["[fd99::3]:5353"],
         outcome: seen(DATAGRAM_V6),
@@ -241,7 +247,7 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case {
         ids: &["S11", "W35"],
-        what: "the same, IPv6",
+        what: "beside linkerd-init's rules, inbound over IPv6",
         given: &[Given::InitRules],
         to: &["[fd99::2]:8080"],
         outcome: INBOUND.but(&[("accepted-local", "[fd99::22]:4143")]),
@@ -249,14 +255,14 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case {
         ids: &["S11", "W35"],
-        what: "the same, to 4143 itself",
+        what: "beside linkerd-init's rules, inbound to 4143 itself",
         given: &[Given::InitRules],
         to: &["10.99.0.2:4143"],
         ..STEERED
     },
     Case {
         ids: &["S11", "W35"],
-        what: "the same, to a skipped port",
+        what: "beside linkerd-init's rules, inbound to a skipped port",
         given: &[Given::InitRules],
         to: &["10.99.0.2:4567"],
         outcome: DIRECT,

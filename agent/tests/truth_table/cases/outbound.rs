@@ -18,7 +18,7 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case {
         ids: &["O1"],
-        what: "the same, not tracked before",
+        what: "connection that began before the rules were in force, not tracked before",
         act: Act::ConnectEarly,
         to: &["10.99.0.3:8080"],
         outcome: fails("ECONNRESET"),
@@ -96,7 +96,7 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case {
         ids: &["O5"],
-        what: "the same group, where it is not set",
+        what: "a process of the proxy's group, where `proxy-gid` is not set",
         by: Caller { gid: PROXY_GID, ..APP },
         to: &["10.99.0.3:8080"],
         ..REDIRECTED
@@ -154,7 +154,7 @@ pub(crate) const CASES: &[Case] = &[
     Case { ids: &["O10", "O21", "I17", "W1", "W26"], what: "another pod", to: &["10.99.0.3:8080"], ..REDIRECTED },
     Case {
         ids: &["O10", "O22"],
-        what: "the same by root, as in a debug container or by `kubectl exec`",
+        what: "another pod, by root, as in a debug container or by `kubectl exec`",
         by: ROOT,
         to: &["10.99.0.3:8080"],
         ..REDIRECTED
@@ -238,7 +238,7 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case {
         ids: &["O23", "W11"],
-        what: "the same in strict mode",
+        what: "an application that runs as the proxy's user, in strict mode",
         given: &[Given::Strict],
         by: Caller { place: Place::Pod, ..PROXY },
         to: &["10.99.0.3:8080"],

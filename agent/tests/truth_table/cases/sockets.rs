@@ -247,7 +247,7 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case {
         ids: &["K24"],
-        what: "the same inbound",
+        what: "more inbound connections at once than the proxy's queue has room for",
         given: &[NO_COOKIES],
         by: STRANGER,
         act: Act::Overflow,
