@@ -47,11 +47,11 @@ impl RuleMap {
         self.shared() / 4
     }
 
-    /// Whether a pod of this namespace may have so many entries beside `others`: the namespaces of the node's other
-    /// pods, as far as they are known, and their entries.
+    /// Whether a pod of this namespace may have `wanted` entries in addition to `others`: the namespaces of the node's
+    /// other pods, as far as they are known, and their entries.
     ///
     /// # Errors
-    /// Says which limit stands against it.
+    /// Names the limit that would be exceeded.
     pub(crate) fn admit<'a>(
         self,
         namespace: &str,

@@ -88,7 +88,7 @@ pub(super) fn start(world: &World) {
     world.cluster.rolled_out(NAMESPACE, "sts/database").unwrap();
 }
 
-/// Sends so many requests from a pod, each on a connection of its own.
+/// Sends `count` requests from a pod, each on a connection of its own.
 fn requests(world: &World, namespace: &str, pod: &str, target: &str, count: u32) -> anyhow::Result<Report> {
     let arguments = ["http1", "--target", target, "--count", &count.to_string(), "--fresh"];
     world.cluster.client(namespace, pod, &arguments)

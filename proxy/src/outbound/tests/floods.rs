@@ -14,7 +14,7 @@ use crate::{
     testing::{alone, role},
 };
 
-/// So many requests of another client are answered before what happens meanwhile to a flood counts as nothing.
+/// Answers to another client after which the state of a flood counts as steady.
 const ANSWERS: usize = 30;
 /// How long something that has to happen may take on a machine that is busy.
 const PATIENCE: Duration = Duration::from_secs(30);

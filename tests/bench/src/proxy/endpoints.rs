@@ -58,7 +58,7 @@ pub(super) struct Churn {
 }
 
 impl ManyEndpoints {
-    /// Publishes the Service with so many endpoints, in place of an earlier one.
+    /// Publishes the Service with `endpoints` endpoints, replacing an earlier one.
     ///
     /// # Errors
     /// The networks or the manifests cannot be changed.

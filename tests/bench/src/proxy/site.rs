@@ -337,7 +337,7 @@ impl Site {
         Ok(Some(Proxies { outbound: proxy("client")?, inbound: proxy("server")? }))
     }
 
-    /// Publishes a Service with so many endpoints, and waits until requests to it are answered.
+    /// Publishes a Service with `number` endpoints, and waits until requests to it are answered.
     ///
     /// # Errors
     /// They are not answered in time.

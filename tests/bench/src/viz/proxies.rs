@@ -47,7 +47,7 @@ pub(super) fn address(pod: u32) -> Ipv4Addr {
 }
 
 impl Proxies {
-    /// Serves so many proxies.
+    /// Serves `pods` proxies.
     ///
     /// # Errors
     /// When no port can be bound.

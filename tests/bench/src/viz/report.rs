@@ -91,7 +91,7 @@ pub struct Collected {
     pub answer_ms: Quantiles,
     /// Answers about the whole window, milliseconds.
     pub window_answer_ms: Quantiles,
-    /// Resident memory after so many scrapes of each pod.
+    /// Resident memory, by the number of scrapes of each pod.
     pub resident: Vec<Resident>,
     /// At the end.
     pub resident_bytes: u64,

@@ -1,4 +1,4 @@
-//! What a scrape costs a real proxy: that of a client's pod in a sandbox, whose Service has so many endpoints that its
+//! What a scrape costs a real proxy: that of a client's pod in a sandbox, whose Service has enough endpoints that its
 //! page is as long as those of the other parts.
 
 use std::time::Duration;

@@ -52,7 +52,7 @@ export async function follow(path, body, signal, each) {
   }
 }
 
-// Asks at most so many at once.
+// Calls `act` for each element, at most `most` at once.
 export async function each(list, most, act) {
   const queue = [...list];
   await Promise.all(Array.from({ length: Math.min(most, queue.length) }, async () => {

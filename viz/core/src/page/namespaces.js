@@ -5,7 +5,7 @@ import { number, rate } from "./format.js";
 import { spark } from "./plot.js";
 import { coverage, empty, figures, goldenColumns, head, linkTo, panel, share, table } from "./parts.js";
 
-// Plots are asked for every so many refreshes, and for so many rows.
+// Plots are asked for at one refresh of `PLOT_EVERY`, and for the first `PLOTS` rows.
 const PLOT_EVERY = 3, PLOTS = 40;
 
 export function namespaces() {

@@ -119,7 +119,7 @@ impl Held {
 
     async fn open(self, addr: SocketAddr) -> TcpStream {
         let mut stream = TcpStream::connect(addr).await.unwrap();
-        // The end of so many connections would keep their ports from other tests for a minute.
+        // Closing all these connections would keep their ports from other tests for a minute.
         SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
         stream.write_all(&(self.opening)()).await.unwrap();
         stream
