@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
+mod bypass;
 mod tuning;
 
 fn config() -> InjectConfig {
@@ -436,103 +437,6 @@ fn a_pod_that_shares_the_proxys_user_is_strict_to_the_agent_whatever_it_says() {
     // The proxy itself is not an application.
     let injected = injected(&pod(json!({"linkerd.io/inject": "enabled"}), json!({})), None);
     assert_eq!(exemption(&injected), Exemption::User);
-}
-
-#[test]
-fn an_annotation_does_not_lift_what_the_administrator_enforces() {
-    let rules = ExemptionRules { default: Exemption::Cgroup, enforced: true, bypass_allowed: false };
-    let config = InjectConfig { exemption: rules, ..config() };
-    let defaults = RedirectionDefaults { rules, ..RedirectionDefaults::default() };
-    for (annotation, value, forbidden) in [
-        ("weft.io/proxy-exemption", "user", Some(Forbidden::Exemption)),
-        ("weft.io/proxy-exemption", "cgroup", None),
-        ("weft.io/bypass", "true", Some(Forbidden::Bypass)),
-        ("weft.io/bypass", "false", None),
-    ] {
-        let pod = pod(json!({"linkerd.io/inject": "enabled", annotation: value}), json!({}));
-        let refusal = forbidden.clone().map(Refusal::Forbidden);
-        assert_eq!(inject(&pod, None, &config).err(), refusal, "{annotation}: {value}");
-        // Set on a running pod, which no webhook sees.
-        let redirection = Redirection::of(&pod, &defaults).unwrap();
-        assert_eq!((redirection.exemption, redirection.bypass), (Exemption::Cgroup, false), "{annotation}: {value}");
-        assert_eq!(redirection.forbidden, Vec::from_iter(forbidden), "{annotation}: {value}");
-        let lax = Redirection::of(&pod, &RedirectionDefaults::default()).unwrap();
-        assert_eq!(lax.bypass, annotation == "weft.io/bypass" && value == "true");
-    }
-    // Enforcement is a lower bound: a pod may always be stricter.
-    let lower = ExemptionRules { default: Exemption::User, enforced: true, bypass_allowed: true };
-    assert_eq!(lower.exemption(Some(Exemption::Cgroup)), Exemption::Cgroup);
-}
-
-#[test]
-fn an_annotation_skips_no_more_than_the_administrator_where_no_bypass_is_allowed() {
-    let rules = ExemptionRules { bypass_allowed: false, ..ExemptionRules::default() };
-    let skips = Skips { subnets: vec!["10.9.0.0/16".parse().unwrap()], ..Skips::default() };
-    let config = InjectConfig { exemption: rules, skips: skips.clone(), ..config() };
-    let defaults = RedirectionDefaults { rules, skips, ..RedirectionDefaults::default() };
-    let skipped = |pod: &Pod, defaults: &RedirectionDefaults| {
-        let Redirection { skip_inbound_ports, skip_outbound_ports, skip_subnets, forbidden, .. } =
-            Redirection::of(pod, defaults).unwrap();
-        let subnets: Vec<_> = skip_subnets.iter().map(ToString::to_string).collect();
-        ([skip_inbound_ports.to_string(), skip_outbound_ports.to_string(), subnets.join(",")], forbidden)
-    };
-    let settings = ["proxyInit.ignoreInboundPorts", "proxyInit.ignoreOutboundPorts", "proxyInit.skipSubnets"];
-    let annotations = [labels::SKIP_INBOUND_PORTS, labels::SKIP_OUTBOUND_PORTS, labels::SKIP_SUBNETS];
-    for (list, value, is_forbidden) in [
-        (0, "1-65535", true),
-        (0, "4567,4569", true),
-        (0, "4568", false),
-        (0, "", false),
-        (1, "1-65535", true),
-        (1, "4567-4568", false),
-        (2, "0.0.0.0/0", true),
-        (2, "10.9.1.0/24,::/0", true),
-        (2, "10.9.1.0/24", false),
-    ] {
-        let (annotation, setting) = (annotations[list], settings[list]);
-        let pod = pod(json!({"linkerd.io/inject": "enabled", annotation: value}), json!({}));
-        let forbidden = Some(Forbidden::Skip { annotation, value: value.to_owned(), setting }).filter(|_| is_forbidden);
-        let refusal = inject(&pod, None, &config).err();
-        assert_eq!(refusal, forbidden.clone().map(Refusal::Forbidden), "{annotation}: {value}");
-        let text = refusal.map(|refusal| refusal.to_string()).unwrap_or_default();
-        let words = [annotation, value, setting, "agent.allowBypass"];
-        assert_eq!(words.iter().all(|word| text.contains(word)), is_forbidden, "{annotation}: {value}: {text}");
-        // Set on a running pod, which no webhook sees.
-        let mut expected = ["4567-4568", "4567-4568", "10.9.0.0/16"];
-        if !is_forbidden {
-            expected[list] = value;
-        }
-        let expected = (expected.map(str::to_owned), Vec::from_iter(forbidden));
-        assert_eq!(skipped(&pod, &defaults), expected, "{annotation}: {value}");
-        let (lax, forbidden) = skipped(&pod, &RedirectionDefaults::default());
-        assert_eq!((lax[list].as_str(), forbidden), (value, vec![]), "{annotation}: {value}");
-    }
-}
-
-/// The label of its pods is no secret.
-#[test]
-fn only_the_control_planes_own_pods_skip_the_api_server_where_no_bypass_is_allowed() {
-    let rules = ExemptionRules { bypass_allowed: false, ..ExemptionRules::default() };
-    let skips = Skips { api_server_ports: "443,6443".parse().unwrap(), ..Skips::default() };
-    let config = InjectConfig { exemption: rules, skips: skips.clone(), ..config() };
-    let defaults = RedirectionDefaults {
-        rules,
-        skips,
-        control_plane_namespace: Some("linkerd".to_owned()),
-        ..RedirectionDefaults::default()
-    };
-    for (namespace, expected) in [("linkerd", Some("443,6443")), ("shop", None)] {
-        // As in the chart of the control plane.
-        let own = json!({"linkerd.io/inject": "enabled", "config.linkerd.io/skip-outbound-ports": "443,6443"});
-        let mut pod = pod(own, json!({}));
-        pod.metadata.namespace = Some(namespace.to_owned());
-        let label = (labels::CONTROL_PLANE_COMPONENT.to_owned(), "destination".to_owned());
-        pod.metadata.labels.get_or_insert_default().extend([label]);
-        assert_eq!(inject(&pod, None, &config).is_ok(), expected.is_some(), "{namespace}");
-        let redirection = Redirection::of(&pod, &defaults).unwrap();
-        assert_eq!(redirection.skip_outbound_ports.to_string(), expected.unwrap_or("4567-4568"), "{namespace}");
-        assert_eq!(redirection.forbidden.is_empty(), expected.is_some(), "{namespace}");
-    }
 }
 
 #[test]
