@@ -101,7 +101,7 @@ pub(super) async fn execute(args: TopArgs) -> Result<()> {
     let scope = args.scope.once(&WindowArgs { time_window: None }).await?;
     let request = args.filter.request(&args.resource, &scope.namespace, false)?;
     let mut events = scope.source.tap(request).await?;
-    let mut top = Top::new(args.hide_sources, args.routes, args.sort);
+    let mut top = Top { hide_sources: args.hide_sources, routes: args.routes, ..Top::new(args.sort) };
     let mut screen = if is_terminal() { Some(Screen::open()?) } else { None };
     let mut ticks = tokio::time::interval(if screen.is_some() { FRAME } else { EVERY });
     // The first tick is now, where there is nothing yet.
@@ -130,8 +130,17 @@ pub(super) async fn execute(args: TopArgs) -> Result<()> {
 }
 
 impl Top {
-    fn new(hide_sources: bool, routes: bool, sort: Sort) -> Self {
-        Self { hide_sources, routes, sort, rows: BTreeMap::new(), open: HashMap::new(), left_out: 0, said: Vec::new() }
+    /// Starts without rows, with one for each source and path.
+    fn new(sort: Sort) -> Self {
+        Self {
+            hide_sources: false,
+            routes: false,
+            sort,
+            rows: BTreeMap::new(),
+            open: HashMap::new(),
+            left_out: 0,
+            said: Vec::new(),
+        }
     }
 
     fn event(&mut self, event: &TapEvent) {
@@ -281,7 +290,7 @@ mod tests {
 
     #[test]
     fn requests_are_added_up() {
-        let mut top = Top::new(false, false, Sort::Count);
+        let mut top = Top::new(Sort::Count);
         request(&mut top, "0:1", "/a", 200, 5);
         request(&mut top, "0:2", "/a", 503, 20);
         request(&mut top, "0:3", "/b", 200, 7);
@@ -303,7 +312,7 @@ mod tests {
 
     #[test]
     fn rows_are_bounded() {
-        let mut top = Top::new(true, false, Sort::Count);
+        let mut top = Top { hide_sources: true, ..Top::new(Sort::Count) };
         request(&mut top, "0:0", "/often", 200, 1);
         request(&mut top, "0:0", "/often", 200, 1);
         for index in 0..ROWS + 50 {
