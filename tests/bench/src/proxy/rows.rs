@@ -21,7 +21,7 @@ pub struct Row {
 pub(super) enum Act {
     /// Load for some seconds.
     Load(Shape),
-    /// The load of `http1-64` on a Service with this number of endpoints, of which some are removed and added meanwhile.
+    /// The load of `http1-64` on a Service with `number` endpoints, of which some are removed and added meanwhile.
     Endpoints {
         /// How many.
         number: u32,
