@@ -268,10 +268,10 @@ impl<'a> Env<'a> {
         Ok(ControlAddr { host, port, identity })
     }
 
-    /// A service that need not be there; its name is read in any case, so that a malformed one does not go unnoticed.
+    /// A service that need not be there.
     pub(super) fn optional_control(&self, group: &str) -> Result<Option<ControlAddr>, ConfigError> {
-        self.identity(&format!("{group}_NAME"))?;
-        self.string(&format!("{group}_ADDR")).map(|_| self.control(group)).transpose()
+        let is_set = |suffix| self.string(&format!("{group}_{suffix}")).is_some();
+        (is_set("ADDR") || is_set("NAME")).then(|| self.control(group)).transpose()
     }
 
     fn identity(&self, name: &str) -> Result<Option<Identity>, ConfigError> {

@@ -319,8 +319,10 @@ fn spans_are_exported_if_there_is_a_collector() {
     // As for any other service of the control plane: without its identity it would be spoken to in plaintext.
     let message = parse(&[ADDR]).unwrap_err().to_string();
     assert!(message.starts_with(&format!("{NAME} is not set")), "{message}");
-    let message = parse(&[(NAME, "not a name")]).unwrap_err().to_string();
+    let message = parse(&[ADDR, (NAME, "not a name")]).unwrap_err().to_string();
     assert!(message.starts_with(&format!("{NAME} is invalid")), "{message}");
+    let message = parse(&[(NAME, "otel.obs.example")]).unwrap_err().to_string();
+    assert!(message.starts_with(&format!("{} is not set", ADDR.0)), "{message}");
     let message = parse(&[(ADDR.0, "otel"), (NAME, "otel.obs.example")]).unwrap_err().to_string();
     assert!(message.starts_with(&format!("{} is invalid", ADDR.0)), "{message}");
 }

@@ -20,6 +20,9 @@ pub(crate) enum Failure {
     /// The server cannot be reached or does not answer as it should.
     #[error("{0}")]
     BadGateway(String),
+    /// The destination or its endpoint must not be used; `label` is the value of the metric label `error`.
+    #[error("{reason}")]
+    Unusable { reason: String, label: &'static str },
     /// Mutual TLS is required, and the endpoint has no identity.
     #[error("{0}")]
     PlaintextRefused(String),
@@ -109,7 +112,7 @@ impl Failure {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
-            Self::BadGateway(_) | Self::PlaintextRefused(_) => StatusCode::BAD_GATEWAY,
+            Self::BadGateway(_) | Self::Unusable { .. } | Self::PlaintextRefused(_) => StatusCode::BAD_GATEWAY,
             Self::FailFast | Self::ConnectTimeout | Self::DiscoveryTimeout | Self::Timeout(_) => {
                 StatusCode::GATEWAY_TIMEOUT
             }
@@ -131,7 +134,7 @@ impl Failure {
     pub(crate) fn grpc_code(&self) -> u16 {
         match self {
             Self::Internal(_) | Self::BadRequest => 13,
-            Self::BadGateway(_) | Self::PlaintextRefused(_) | Self::LoadShed => 14,
+            Self::BadGateway(_) | Self::Unusable { .. } | Self::PlaintextRefused(_) | Self::LoadShed => 14,
             Self::FailFast | Self::ConnectTimeout | Self::DiscoveryTimeout | Self::Timeout(_) => 4,
             Self::Unauthorized => 7,
             Self::RateLimited => 8,
@@ -147,10 +150,12 @@ impl Failure {
         match self {
             Self::Internal(_)
             | Self::BadGateway(_)
+            | Self::Unusable { .. }
             | Self::PlaintextRefused(_)
             | Self::FailFast
             | Self::ConnectTimeout
             | Self::DiscoveryTimeout
+            | Self::Timeout(Expired::Profile)
             | Self::LoadShed
             | Self::Loop
             | Self::BadRequest => true,
@@ -172,6 +177,7 @@ impl Failure {
             }
             Self::Internal(_)
             | Self::BadGateway(_)
+            | Self::Unusable { .. }
             | Self::PlaintextRefused(_)
             | Self::FailFast
             | Self::ConnectTimeout
@@ -192,6 +198,7 @@ impl Failure {
             Self::Unauthorized => return None,
             Self::Internal(_) => "unexpected",
             Self::BadGateway(_) => "i/o",
+            Self::Unusable { label, .. } => label,
             Self::PlaintextRefused(_) => "identity required",
             Self::FailFast => "failfast",
             Self::Timeout(_) => "response timeout",
@@ -224,11 +231,11 @@ impl Failure {
         match self {
             Self::FailFast => "FAIL_FAST",
             Self::LoadShed => "LOAD_SHED",
-            Self::Timeout(Expired::Request) => "REQUEST_TIMEOUT",
+            Self::Timeout(Expired::Request | Expired::Profile) => "REQUEST_TIMEOUT",
             Self::Timeout(Expired::Head) => "RESPONSE_HEADERS_TIMEOUT",
             Self::Timeout(Expired::Response) => "RESPONSE_STREAM_TIMEOUT",
             Self::Timeout(Expired::Idle) => "IDLE_TIMEOUT",
-            Self::BadGateway(_) | Self::ConnectTimeout => "IO",
+            Self::BadGateway(_) | Self::Unusable { .. } | Self::ConnectTimeout => "IO",
             Self::Injected { .. } | Self::Redirect { .. } => "",
             Self::PlaintextRefused(_) => "REQUIRE_MTLS",
             Self::Internal(_)
@@ -317,7 +324,9 @@ mod tests {
             (Failure::FailFast, 504, 4, true),
             (Failure::ConnectTimeout, 504, 4, true),
             (Failure::DiscoveryTimeout, 504, 4, true),
+            (Failure::Unusable { reason: "x".into(), label: "loopback" }, 502, 14, true),
             (Failure::Timeout(Expired::Request), 504, 4, false),
+            (Failure::Timeout(Expired::Profile), 504, 4, true),
             (Failure::LoadShed, 503, 14, true),
             (Failure::Unauthorized, 403, 7, false),
             (Failure::RateLimited, 429, 8, false),
@@ -344,6 +353,7 @@ mod tests {
             (Failure::FailFast, Some("failfast")),
             (Failure::LoadShed, Some("loadshed")),
             (Failure::BadGateway("x".into()), Some("i/o")),
+            (Failure::Unusable { reason: "x".into(), label: "loopback" }, Some("loopback")),
             (Failure::PlaintextRefused("x".into()), Some("identity required")),
             (Failure::Timeout(Expired::Request), Some("response timeout")),
             (Failure::Timeout(Expired::Head), Some("response timeout")),
@@ -378,6 +388,13 @@ mod tests {
         }
         let unmeshed = Failure::FailFast.respond(kind(Version::HTTP_2, true, false));
         assert!(!unmeshed.headers().contains_key("l5d-proxy-connection"));
+    }
+
+    #[test]
+    fn a_message_to_a_grpc_client_is_percent_encoded() {
+        let failure = Failure::BadGateway("50% of \u{fc} or\nless".into());
+        let response = failure.respond(kind(Version::HTTP_2, true, false));
+        assert_eq!(response.headers()["grpc-message"], "50%25 of %C3%BC or%0Aless");
     }
 
     #[test]

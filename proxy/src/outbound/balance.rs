@@ -177,27 +177,28 @@ impl Balancer {
         }
     }
 
-    /// Picks an endpoint, waiting for one to be available until the deadline of the search.
+    /// Picks an endpoint, waiting for one to be available until the deadline of the search; `avoided` only if no other
+    /// is available.
     ///
     /// # Errors
     /// When none is available, or none was recently, or too many wait already.
-    pub(crate) async fn select(&self, deadline: Instant) -> Result<InFlight, SelectError> {
-        if let Ok(selected) = self.try_select() {
+    pub(crate) async fn select(&self, deadline: Instant, avoided: Option<&Balanced>) -> Result<InFlight, SelectError> {
+        if let Ok(selected) = self.try_select(avoided) {
             self.pool.metrics.waited(Duration::ZERO);
             return Ok(selected);
         }
         let waiting = Waiting::begin(&self.pool, self.capacity).ok_or(SelectError::QueueFull)?;
-        let selected = Box::pin(self.wait(deadline)).await;
+        let selected = Box::pin(self.wait(deadline, avoided)).await;
         waiting.pool.metrics.waited(waiting.since.elapsed());
         selected
     }
 
-    async fn wait(&self, deadline: Instant) -> Result<InFlight, SelectError> {
+    async fn wait(&self, deadline: Instant, avoided: Option<&Balanced>) -> Result<InFlight, SelectError> {
         let mut changes = self.discovered.state.clone();
         loop {
             changes.mark_unchanged();
             let available = self.pool.available.notified();
-            let wake = match self.try_select() {
+            let wake = match self.try_select(avoided) {
                 Ok(selected) => return Ok(selected),
                 Err(Unready::Until(wake)) => wake,
                 Err(Unready::Refused(addr)) => return Err(SelectError::PlaintextRefused(addr)),
@@ -254,7 +255,7 @@ impl Balancer {
     }
 
     /// Picks among the available endpoints; if there is none, returns when the first becomes available again.
-    fn try_select(&self) -> Result<InFlight, Unready> {
+    fn try_select(&self, avoided: Option<&Balanced>) -> Result<InFlight, Unready> {
         let now = Instant::now();
         let mut state = self.state.lock();
         self.reconcile(&mut state);
@@ -269,7 +270,9 @@ impl Balancer {
                 (first, if second >= first { second + 1 } else { second })
             }
         };
-        let available = |index: usize| endpoints[index].blocked_until(now).is_none().then_some(index);
+        let is_available = |index: usize| endpoints[index].blocked_until(now).is_none();
+        let is_avoided = |index: usize| avoided.is_some_and(|avoided| std::ptr::eq(avoided, &*endpoints[index]));
+        let available = |index: usize| (is_available(index) && !is_avoided(index)).then_some(index);
         let is_cheaper = |one: usize, other: usize| endpoints[one].cost(now) < endpoints[other].cost(now);
         let picked = match (available(first), available(second)) {
             (Some(first), Some(second)) if first != second && is_cheaper(second, first) => Some(second),
@@ -277,7 +280,8 @@ impl Balancer {
             // Both are blocked: with many endpoints that is rare, so a scan for the least loaded is affordable.
             (None, None) => (0..endpoints.len())
                 .filter(|index| available(*index).is_some())
-                .min_by(|a, b| endpoints[*a].cost(now).total_cmp(&endpoints[*b].cost(now))),
+                .min_by(|a, b| endpoints[*a].cost(now).total_cmp(&endpoints[*b].cost(now)))
+                .or_else(|| (0..endpoints.len()).find(|index| is_available(*index))),
         };
         match picked {
             Some(index) => {

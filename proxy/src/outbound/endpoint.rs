@@ -45,6 +45,17 @@ struct TlsConfig {
     config: Arc<ClientConfig>,
 }
 
+/// Why an endpoint did not process a request, which can be sent to another one.
+#[derive(Debug)]
+pub(crate) enum Unprocessed {
+    /// It cannot be reached. Requests that waited for the same attempt share the reason.
+    Unreachable(Arc<ConnectError>),
+    /// It refused the stream (RFC 9113 section 8.7).
+    Refused(::h2::Error),
+    /// Its connection ended before the request.
+    ConnectionEnded,
+}
+
 /// Why an endpoint cannot be reached.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConnectError {

@@ -9,7 +9,7 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 
-use super::endpoint::{ConnectError, Endpoint};
+use super::endpoint::{ConnectError, Endpoint, Unprocessed};
 use crate::{
     http::{
         body::Body,
@@ -28,12 +28,12 @@ pub(crate) struct CheckedOut {
 /// Why a request was not answered.
 pub(crate) enum SendError {
     /// Nothing was sent; the request is unchanged.
-    Unsent(Box<Request<Body>>, Option<ConnectError>),
+    Unsent(Box<Request<Body>>, Unprocessed),
     /// It may have been sent.
     Failed(hyper::Error),
 }
 
-/// Sends a request over an idle connection or a new one.
+/// Sends a request over an idle connection or a new one; calls `sent` when there is one.
 ///
 /// # Errors
 /// See [`SendError`]. On a connection that had been idle, `Unsent` without a reason means that the peer has closed it,
@@ -42,6 +42,7 @@ pub(crate) async fn send(
     endpoint: &Arc<Endpoint>,
     request: Box<Request<Body>>,
     reuse: bool,
+    sent: impl FnOnce(),
 ) -> Result<(Response<Incoming>, CheckedOut), SendError> {
     let idle_timeout = endpoint.shared.config.outbound.http1_idle_timeout;
     let pooled = if reuse { endpoint.h1.take(idle_timeout) } else { None };
@@ -53,18 +54,19 @@ pub(crate) async fn send(
         // Boxed: a request on a kept connection needs no room for what opens one.
         None => match Box::pin(connect(endpoint)).await {
             Ok(sender) => (sender, *request, None),
-            Err(error) => return Err(SendError::Unsent(request, Some(error))),
+            Err(error) => return Err(SendError::Unsent(request, Unprocessed::Unreachable(Arc::new(error)))),
         },
     };
+    sent();
     match sender.try_send_request(request).await {
         Ok(response) => {
             let sender = reuse.then_some(sender);
             Ok((response, CheckedOut { endpoint: Arc::clone(endpoint), sender }))
         }
         Err(mut error) => Err(match error.take_message() {
-            Some(request) => SendError::Unsent(Box::new(request), None),
+            Some(request) => SendError::Unsent(Box::new(request), Unprocessed::ConnectionEnded),
             None => match again.and_then(|again| again.after(error.error())) {
-                Some(request) => SendError::Unsent(request, None),
+                Some(request) => SendError::Unsent(request, Unprocessed::ConnectionEnded),
                 None => SendError::Failed(error.into_error()),
             },
         }),

@@ -16,7 +16,7 @@ use http::{Request, Response, Version};
 use http_body::Body as _;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::endpoint::{ConnectError, Endpoint};
+use super::endpoint::{ConnectError, Endpoint, Unprocessed};
 use crate::{
     config::{Http2Config, SMALL_FRAMES},
     discover::endpoint::Pings,
@@ -39,28 +39,34 @@ const INITIAL_STREAMS: usize = 1000;
 
 /// Why a request was not answered.
 pub(crate) enum SendError {
-    /// The endpoint did not process it; the request is unchanged. With a reason, the endpoint cannot be reached;
-    /// requests that waited for the same attempt share it.
-    Unsent(Box<Request<Body>>, Option<Arc<ConnectError>>),
+    /// The endpoint did not process it; the request is unchanged.
+    Unsent(Box<Request<Body>>, Unprocessed),
     /// It may have been processed.
     Failed(::h2::Error),
 }
 
-/// Sends a request over the endpoint's connection.
+/// Sends a request over the endpoint's connection; calls `sent` when there is one.
 ///
 /// # Errors
 /// See [`SendError`].
-pub(crate) async fn send(endpoint: &Arc<Endpoint>, request: Box<Request<Body>>) -> Result<Response<H2Body>, SendError> {
+pub(crate) async fn send(
+    endpoint: &Arc<Endpoint>,
+    request: Box<Request<Body>>,
+    sent: impl FnOnce(),
+) -> Result<Response<H2Body>, SendError> {
     match sender(endpoint).await {
-        Ok((sender, permit)) => send_over(sender, permit, request).await,
-        Err(error) => Err(SendError::Unsent(request, Some(error))),
+        Ok((sender, permit)) => {
+            sent();
+            send_over(sender, permit, request).await
+        }
+        Err(error) => Err(SendError::Unsent(request, Unprocessed::Unreachable(error))),
     }
 }
 
 /// Sends a request over a connection that can take it.
 ///
 /// # Errors
-/// See [`SendError`]; `Unsent` has no reason.
+/// See [`SendError`].
 #[expect(clippy::disallowed_methods, reason = "a request's rest ends with the stream of its response")]
 pub(crate) async fn send_over(
     mut sender: SendRequest<Bytes>,
@@ -111,21 +117,18 @@ fn begin(
 
 /// The error, or the request if it may be sent again.
 fn failed(again: Repeatable, error: ::h2::Error) -> SendError {
-    let again = again.filter(|_| was_not_processed(&error)).and_then(|(mut request, again)| {
+    // What the peer declares that it did not process (RFC 9113 sections 6.8 and 8.7).
+    let is_refused = error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM);
+    let went_away = error.is_go_away() && error.is_remote() && error.reason() == Some(Reason::NO_ERROR);
+    let again = again.filter(|_| is_refused || went_away).and_then(|(mut request, again)| {
         *request.body_mut() = again.body()?;
         Some(request)
     });
     match again {
-        Some(request) => SendError::Unsent(request, None),
+        Some(request) if is_refused => SendError::Unsent(request, Unprocessed::Refused(error)),
+        Some(request) => SendError::Unsent(request, Unprocessed::ConnectionEnded),
         None => SendError::Failed(error),
     }
-}
-
-/// Whether the peer declares that it did not process the request (RFC 9113 sections 6.8 and 8.7).
-fn was_not_processed(error: &::h2::Error) -> bool {
-    let refused = error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM);
-    let went_away = error.is_go_away() && error.is_remote() && error.reason() == Some(Reason::NO_ERROR);
-    refused || went_away
 }
 
 /// A connection that can take a request, opened if there is none with room.

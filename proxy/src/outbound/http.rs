@@ -114,7 +114,7 @@ impl Connection {
         let target = named.as_ref().unwrap_or(&self.target);
         let plan = target.ready().await.map_err(|error| match error {
             TargetError::Timeout(_) => Failure::DiscoveryTimeout,
-            TargetError::Refused(_) => Failure::BadGateway("no destination".to_owned()),
+            TargetError::Refused(_) => Failure::Unusable { reason: "no destination".to_owned(), label: error.label() },
         })?;
         let http2 = request.version() == Version::HTTP_2;
         let routes = plan.http_routes(http2).ok_or_else(|| self.not_for_http())?;
@@ -178,7 +178,10 @@ fn take_mesh_headers<B>(request: &mut Request<B>) -> Result<Option<Identity>, Fa
     let Some(required) = headers.remove(REQUIRE_ID) else { return Ok(None) };
     let identity = required.to_str().ok().and_then(|name| name.parse().ok());
     // An unreadable identity cannot be proven.
-    identity.map(Some).ok_or_else(|| Failure::BadGateway("required identity is malformed".to_owned()))
+    identity.map(Some).ok_or_else(|| Failure::Unusable {
+        reason: "required identity is malformed".to_owned(),
+        label: "identity required",
+    })
 }
 
 #[cfg(test)]

@@ -47,7 +47,7 @@ impl Connection {
     pub(super) fn not_for_http(&self) -> Failure {
         match &self.target.destination {
             Destination::Addr(_) if !self.requests_choose => Failure::Internal("the destination is no longer HTTP"),
-            _ => Failure::BadGateway("the destination is not HTTP".to_owned()),
+            _ => Failure::Unusable { reason: "the destination is not HTTP".to_owned(), label: "not http" },
         }
     }
 }

@@ -120,7 +120,7 @@ async fn connect(
         Resolved::Missing => return Err(ForwardError::NoBackend),
     };
     loop {
-        let mut in_flight = balancer.select(search.deadline()).await?;
+        let mut in_flight = balancer.select(search.deadline(), None).await?;
         let Some(balanced) = in_flight.balanced().cloned() else { return Err(SelectError::FailFast.into()) };
         match balanced.endpoint.connect(None).await {
             Ok(stream) => {

@@ -29,14 +29,14 @@ pub(crate) const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 impl Answer {
     /// What a response's head says.
     pub(crate) fn of_head(status: StatusCode, headers: &HeaderMap) -> Self {
-        Self { status, grpc: grpc_status(headers), retry_after: retry_after(headers) }
+        Self { status, grpc: grpc_status(headers), retry_after: retry_after(status, headers) }
     }
 
     /// Adds what the trailers say.
     pub(crate) fn with_trailers(mut self, trailers: Option<&HeaderMap>) -> Self {
         if let Some(trailers) = trailers {
             self.grpc = self.grpc.or_else(|| grpc_status(trailers));
-            self.retry_after = self.retry_after.or_else(|| retry_after(trailers));
+            self.retry_after = self.retry_after.or_else(|| retry_after(self.status, trailers));
         }
         self
     }
@@ -122,10 +122,12 @@ fn is_grpc_failure(status: u8) -> bool {
     matches!(status, 2 | 4 | 7 | 13 | 14 | 15)
 }
 
-/// A `Retry-After` with a date is not read: it would compare two hosts' clocks.
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+/// As in Linkerd, `Retry-After` counts with 429 and 503. One with a date is not read: it would compare two hosts'
+/// clocks.
+fn retry_after(status: StatusCode, headers: &HeaderMap) -> Option<Duration> {
     let number = |name: HeaderName| headers.get(name)?.to_str().ok()?.trim().parse().ok();
-    let asked = number(RETRY_AFTER).map(Duration::from_secs);
+    let is_asking = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+    let asked = if is_asking { number(RETRY_AFTER).map(Duration::from_secs) } else { None };
     let asked = asked.or_else(|| number(GRPC_RETRY_PUSHBACK).map(Duration::from_millis));
     asked.map(|asked| asked.min(MAX_RETRY_AFTER))
 }
@@ -232,6 +234,9 @@ mod tests {
         assert_eq!(asked("retry-after", "7"), Some(Duration::from_secs(7)));
         assert_eq!(asked("retry-after", "86400"), Some(Duration::from_secs(300)));
         assert_eq!(asked("retry-after", "Wed, 21 Oct 2026 07:28:00 GMT"), None);
+        let headers = HeaderMap::from_iter([(RETRY_AFTER, http::HeaderValue::from_static("7"))]);
+        let of_error = Answer::of_head(StatusCode::INTERNAL_SERVER_ERROR, &headers);
+        assert_eq!(of_error.retry_after, None, "another error does not ask for it");
         assert_eq!(asked("grpc-retry-pushback-ms", "1500"), Some(Duration::from_millis(1500)));
         assert_eq!(asked("grpc-retry-pushback-ms", "-1"), None);
     }

@@ -12,6 +12,9 @@ pub(crate) enum Expired {
     /// The time of the request, with all attempts.
     #[error("request timed out")]
     Request,
+    /// The time that a ServiceProfile's route has until the response's head, with all attempts.
+    #[error("request timed out")]
+    Profile,
     /// The time of this attempt until the response's head.
     #[error("timed out waiting for response headers")]
     Head,
@@ -27,8 +30,8 @@ pub(crate) enum Expired {
 #[derive(Debug)]
 pub(crate) struct Deadlines {
     request: Option<Instant>,
-    /// By when the response's head has to be there, whatever the attempt.
-    answer_by: Option<Instant>,
+    /// By when a ServiceProfile's route wants the response's head, whatever the attempt.
+    profile: Option<Instant>,
     head: Option<Duration>,
     response: Option<Duration>,
     idle: Option<Duration>,
@@ -38,6 +41,16 @@ pub(crate) struct Deadlines {
     active: Instant,
 }
 
+impl Timeouts {
+    /// By when a request that arrived then has to be answered, and what expires else.
+    pub(crate) fn answer_by(&self, arrived: Instant) -> Option<(Instant, Expired)> {
+        // A sum that does not fit is no limit.
+        let until = |limit: Option<Duration>, what| Some((arrived.checked_add(limit?)?, what));
+        let limits = [until(self.request, Expired::Request), until(self.head, Expired::Profile)];
+        limits.into_iter().flatten().min_by_key(|(at, _)| *at)
+    }
+}
+
 impl Deadlines {
     /// An attempt that begins now; `head` is its limit until the response's head. The request's time began when it
     /// arrived.
@@ -45,7 +58,7 @@ impl Deadlines {
         Self {
             // A sum that does not fit is no limit.
             request: timeouts.request.and_then(|limit| arrived.checked_add(limit)),
-            answer_by: timeouts.answer_by(arrived),
+            profile: timeouts.head.and_then(|limit| arrived.checked_add(limit)),
             head,
             response: timeouts.response,
             idle: timeouts.idle,
@@ -69,7 +82,7 @@ impl Deadlines {
     pub(crate) fn head_received(&mut self, now: Instant) {
         self.request_sent(now);
         self.head = None;
-        self.answer_by = None;
+        self.profile = None;
     }
 
     /// What expires first, and when, if nothing else happens.
@@ -77,7 +90,7 @@ impl Deadlines {
         let after = |start: Option<Instant>, limit: Option<Duration>| start?.checked_add(limit?);
         [
             (self.request, Expired::Request),
-            (self.answer_by, Expired::Request),
+            (self.profile, Expired::Profile),
             (after(self.sent, self.head), Expired::Head),
             (after(self.sent, self.response), Expired::Response),
             (after(Some(self.active), self.idle), Expired::Idle),
@@ -119,7 +132,7 @@ mod tests {
     fn a_profiles_time_ends_with_the_head() {
         let now = Instant::now();
         let mut deadlines = Deadlines::new(Timeouts { head: Some(seconds(5)), ..Timeouts::default() }, None, now, now);
-        assert_eq!(deadlines.next(), Some((now + seconds(5), Expired::Request)));
+        assert_eq!(deadlines.next(), Some((now + seconds(5), Expired::Profile)));
         deadlines.head_received(now + seconds(1));
         assert_eq!(deadlines.next(), None, "a stream may go on");
     }

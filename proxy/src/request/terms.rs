@@ -94,14 +94,6 @@ pub(crate) struct BudgetSettings {
     pub(crate) ttl: Duration,
 }
 
-impl Timeouts {
-    /// By when a request that arrived then has to be answered, or else fails.
-    pub(crate) fn answer_by(&self, arrived: Instant) -> Option<Instant> {
-        // A sum that does not fit is no limit.
-        [self.request, self.head].into_iter().flatten().filter_map(|limit| arrived.checked_add(limit)).min()
-    }
-}
-
 impl RetryWhen {
     /// Whether a response with this end is not delivered.
     pub(crate) fn matches(&self, answer: &Answer) -> bool {

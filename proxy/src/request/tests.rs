@@ -39,7 +39,7 @@ fn specified(
     let after = |start: Option<Instant>, limit: Option<Duration>| start?.checked_add(limit?);
     [
         (after(Some(arrived), timeouts.request), Expired::Request),
-        (after(Some(arrived), timeouts.head).filter(|_| is_awaited), Expired::Request),
+        (after(Some(arrived), timeouts.head).filter(|_| is_awaited), Expired::Profile),
         (after(asked, head).filter(|_| is_awaited), Expired::Head),
         (after(asked, timeouts.response), Expired::Response),
         (after(Some(active), timeouts.idle), Expired::Idle),

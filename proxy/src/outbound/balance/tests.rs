@@ -95,7 +95,7 @@ async fn of_two_endpoints_the_cheaper_one_is_picked() {
     for (endpoint, millis) in balancer.state.lock().endpoints.iter().zip([100, 200, 300]) {
         endpoint.rtt.lock().add(Duration::from_millis(millis), now);
     }
-    let picked = || balancer.try_select().ok().unwrap().balanced().unwrap().endpoint.info.addr.ip().to_string();
+    let picked = || balancer.try_select(None).ok().unwrap().balanced().unwrap().endpoint.info.addr.ip().to_string();
     let mut counts = std::collections::BTreeMap::<_, u32>::new();
     for _ in 0..300 {
         *counts.entry(picked()).or_default() += 1;
@@ -248,13 +248,14 @@ async fn no_more_wait_for_an_endpoint_than_the_capacity_of_their_kind() {
     };
     let (_known, http) = balancer(BalancerKind::Http);
     let deadline = Instant::now() + Duration::from_secs(3);
-    let (first, second, third) = tokio::join!(http.select(deadline), http.select(deadline), http.select(deadline));
+    let (first, second, third) =
+        tokio::join!(http.select(deadline, None), http.select(deadline, None), http.select(deadline, None));
     assert_eq!([first.err(), second.err()], [Some(SelectError::FailFast); 2]);
     assert_eq!(third.err(), Some(SelectError::QueueFull));
     assert_eq!(http.pool.waiting.load(Ordering::Relaxed), 0);
     for kind in [BalancerKind::Tcp, BalancerKind::Tls] {
         let (_known, opaque) = balancer(kind);
-        assert_eq!(opaque.select(deadline).await.err(), Some(SelectError::QueueFull));
+        assert_eq!(opaque.select(deadline, None).await.err(), Some(SelectError::QueueFull));
     }
 }
 

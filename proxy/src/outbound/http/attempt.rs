@@ -1,6 +1,6 @@
 //! A request that has a route: it is sent, under its deadlines, as often as its terms allow.
 
-use std::{borrow::Cow, time::Duration};
+use std::{borrow::Cow, sync::atomic::AtomicBool, time::Duration};
 
 use http::{HeaderValue, Request, Response, Version};
 use rand::RngExt as _;
@@ -29,7 +29,7 @@ use crate::{
     request::{
         attempts::{Attempts, Delivered, Next, Outcome},
         classify::Answer,
-        deadlines::{Deadlines, Expired},
+        deadlines::Deadlines,
         overrides,
         terms::{MAX_REPLAY_BYTES, Terms, Timeouts},
     },
@@ -143,9 +143,9 @@ impl Routed<'_> {
     async fn pause(&self, pause: Duration, timeouts: Timeouts) -> Result<(), Failure> {
         let until = Instant::now() + pause;
         match timeouts.answer_by(self.arrived) {
-            Some(deadline) if deadline < until => {
+            Some((deadline, expired)) if deadline < until => {
                 tokio::time::sleep_until(deadline).await;
-                Err(Failure::Timeout(Expired::Request))
+                Err(Failure::Timeout(expired))
             }
             _ => {
                 tokio::time::sleep_until(until).await;
@@ -166,7 +166,7 @@ impl Routed<'_> {
         apply_to_request(&action.filters, self.prefix, &mut *request)?;
         let search = Search::begin(self.connection.worker.shared.config.outbound.http_queue.failfast_timeout);
         let deadline = search.deadline();
-        let deadline = terms.timeouts.answer_by(self.arrived).map_or(deadline, |by| by.min(deadline));
+        let deadline = terms.timeouts.answer_by(self.arrived).map_or(deadline, |(by, _)| by.min(deadline));
         self.plan.settled(&action.backends, BalancerKind::Http, deadline).await;
         let picked = self.plan.pick(&action.backends, BalancerKind::Http);
         let (backend, resolved) = picked.ok_or(Failure::Internal("the route has no backend"))?;
@@ -194,6 +194,7 @@ impl Routed<'_> {
             action,
             trace_id: traced.trace_id(),
             current: parking_lot::Mutex::default(),
+            is_counted: AtomicBool::new(false),
         };
         if let Some(profile) = profile {
             profile.actual.request();

@@ -2,7 +2,13 @@
 //!
 //! A request that no endpoint has seen goes to another one here, whatever the route says about retries.
 
-use std::{num::NonZeroU128, sync::Arc};
+use std::{
+    num::NonZeroU128,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use http::{HeaderValue, Request, Response, StatusCode, Uri, Version, header, uri::Authority};
 use parking_lot::Mutex;
@@ -30,16 +36,16 @@ use crate::{
     outbound::{
         Connection,
         backends::Resolved,
-        balance::{InFlight, Search, SelectError, breaker::Report},
-        endpoint::{ConnectError, Endpoint},
+        balance::{Balanced, InFlight, Search, SelectError, breaker::Report},
+        endpoint::{ConnectError, Endpoint, Unprocessed},
         h1, h2,
     },
     request::{classify::Classes, deadlines::Expired},
     tap::Tapped,
 };
 
-/// How often a request is sent again because its connection had just ended.
-const STALE_ATTEMPTS: usize = 3;
+/// How often a request is sent again at once because an endpoint refused it, or because its connection had just ended.
+const IMMEDIATE_ATTEMPTS: usize = 3;
 
 /// A request for a backend.
 pub(super) struct Exchange<'a> {
@@ -59,6 +65,8 @@ pub(super) struct Exchange<'a> {
     pub(super) trace_id: Option<NonZeroU128>,
     /// The endpoint that has the request.
     pub(super) current: Mutex<Option<Current>>,
+    /// Whether the attempt is counted as a request to its endpoint.
+    pub(super) is_counted: AtomicBool,
 }
 
 /// The endpoint that has a request, and the request's share of its load.
@@ -104,7 +112,7 @@ impl ExchangeError {
     pub(super) fn outcome(&self, other: &'static str) -> Outcome {
         match self {
             // As a response of this proxy's to the client, which Linkerd's counts without an error.
-            Self::Failure(failure @ (Failure::BadGateway(_) | Failure::ConnectTimeout)) => {
+            Self::Failure(failure @ (Failure::BadGateway(_) | Failure::Unusable { .. } | Failure::ConnectTimeout)) => {
                 Outcome::failure(Some(failure.status().as_u16()), "")
             }
             Self::Failure(Failure::Timeout(_)) => Outcome::failure(None, TIMEOUT),
@@ -139,8 +147,8 @@ impl From<Failure> for ExchangeError {
 
 /// How one attempt ended without a response.
 enum AttemptError {
-    /// Nothing was processed. With a reason, the endpoint cannot be reached.
-    Unsent(Box<Request<Body>>, Option<Arc<ConnectError>>),
+    /// Nothing was processed.
+    Unsent(Box<Request<Body>>, Unprocessed),
     Failed(ExchangeError, Cause),
 }
 
@@ -165,15 +173,17 @@ impl Cause {
 }
 
 impl Exchange<'_> {
-    /// Sends the request, to another endpoint if one cannot be reached.
+    /// Sends the request, to another endpoint if one cannot be reached or refuses it.
     pub(super) async fn run(
         &self,
         mut request: Box<Request<Body>>,
     ) -> Result<(Response<Body>, Box<ResponseObserver>), ExchangeError> {
         let mut search = self.search;
-        let mut stale = 0;
+        let mut immediate = 0;
+        // The endpoint that refused the request last.
+        let mut refused_by: Option<Arc<Balanced>> = None;
         loop {
-            let (endpoint, in_flight) = self.select(&search).await?;
+            let (endpoint, in_flight) = self.select(&search, refused_by.as_deref()).await?;
             let balanced = in_flight.as_ref().and_then(InFlight::balanced).cloned();
             self.check_identity(&endpoint)?;
             let taps = &self.connection.worker.shared.taps;
@@ -189,7 +199,6 @@ impl Exchange<'_> {
                         balanced.recovered();
                     }
                     let metrics = Arc::clone(&endpoint.http);
-                    metrics.request();
                     let (status, headers) = (response.status(), response.headers());
                     let count = CountResponse::new(metrics, since, status, headers, self.classes.clone());
                     let count = count.traced(self.trace_id);
@@ -198,7 +207,6 @@ impl Exchange<'_> {
                 }
                 Err(AttemptError::Failed(error, cause)) => {
                     error.report(tapped);
-                    endpoint.http.request();
                     if cause != Cause::Client {
                         endpoint.http.failure(error.outcome(""), since.elapsed());
                     }
@@ -213,31 +221,56 @@ impl Exchange<'_> {
                     (request, reason)
                 }
             };
-            drop(in_flight);
             request = again;
-            match (reason, &balanced) {
-                (Some(error), Some(balanced)) if !error.is_local() => {
-                    balanced.failed(&error);
-                    if !search.goes_on(|| self.backend.is_available()) {
-                        return Err(connect_failure(&error).into());
-                    }
-                }
-                (Some(error), balanced) => {
-                    if let Some(balanced) = balanced {
-                        balanced.untried();
+            let error = match reason {
+                Unprocessed::Unreachable(error) => {
+                    drop(in_flight);
+                    match &balanced {
+                        Some(balanced) if !error.is_local() => {
+                            balanced.failed(&error);
+                            if search.goes_on(|| self.backend.is_available()) {
+                                continue;
+                            }
+                        }
+                        Some(balanced) => balanced.untried(),
+                        None => {}
                     }
                     return Err(connect_failure(&error).into());
                 }
-                (None, _) if stale < STALE_ATTEMPTS => stale += 1,
-                (None, _) => return Err(Failure::BadGateway("the endpoint keeps closing connections".into()).into()),
+                Unprocessed::ConnectionEnded if immediate < IMMEDIATE_ATTEMPTS => {
+                    immediate += 1;
+                    continue;
+                }
+                Unprocessed::ConnectionEnded => {
+                    Failure::BadGateway("the endpoint keeps closing connections".to_owned()).into()
+                }
+                Unprocessed::Refused(error) => ExchangeError::Reset(error),
+            };
+            // An endpoint that refuses every request has to be found out, too.
+            endpoint.http.failure(error.outcome(""), since.elapsed());
+            self.is_counted.store(false, Ordering::Relaxed);
+            if let Some(in_flight) = in_flight {
+                in_flight.report(Report::Failed);
             }
+            if immediate == IMMEDIATE_ATTEMPTS {
+                return Err(error);
+            }
+            immediate += 1;
+            refused_by = balanced;
+        }
+    }
+
+    /// Counts the request when it is sent: once, also if its connection turns out to have ended.
+    fn sent(&self, endpoint: &Endpoint) {
+        if !self.is_counted.swap(true, Ordering::Relaxed) {
+            endpoint.http.request();
         }
     }
 
     /// The request's time is over: the endpoint that has it did not answer.
     pub(super) fn expired(&self) {
         let Some(Current { endpoint, in_flight, since }) = self.current.lock().take() else { return };
-        endpoint.http.request();
+        self.sent(&endpoint);
         let outcome = Outcome::failure(None, TIMEOUT);
         endpoint.http.failure(outcome, since.elapsed());
         if let Some(in_flight) = in_flight {
@@ -245,12 +278,17 @@ impl Exchange<'_> {
         }
     }
 
-    async fn select(&self, search: &Search) -> Result<(Arc<Endpoint>, Option<InFlight>), ExchangeError> {
+    /// The endpoint for an attempt; `avoided` only if no other is available.
+    async fn select(
+        &self,
+        search: &Search,
+        avoided: Option<&Balanced>,
+    ) -> Result<(Arc<Endpoint>, Option<InFlight>), ExchangeError> {
         match self.backend {
             Resolved::Missing => Err(Failure::Internal("the route's backend does not exist").into()),
             Resolved::Forward(endpoint) => Ok((Arc::clone(endpoint), None)),
             Resolved::Balance(balancer) => {
-                let in_flight = balancer.select(search.deadline()).await.map_err(|error| match error {
+                let in_flight = balancer.select(search.deadline(), avoided).await.map_err(|error| match error {
                     SelectError::FailFast => Failure::FailFast,
                     SelectError::QueueFull => Failure::LoadShed,
                     SelectError::PlaintextRefused(_) => Failure::PlaintextRefused(error.to_string()),
@@ -264,7 +302,8 @@ impl Exchange<'_> {
     fn check_identity(&self, endpoint: &Endpoint) -> Result<(), ExchangeError> {
         match self.required {
             Some(required) if endpoint.identity() != Some(required) => {
-                Err(Failure::BadGateway("the endpoint is not who the request requires".to_owned()).into())
+                let reason = "the endpoint is not who the request requires".to_owned();
+                Err(Failure::Unusable { reason, label: "identity required" }.into())
             }
             _ => Ok(()),
         }
@@ -294,7 +333,7 @@ impl Exchange<'_> {
         log_request(self.connection.worker.shared.config.log_headers, endpoint.info.addr, &*request);
         if request.version() == Version::HTTP_2 {
             to_absolute_form(&mut *request, None);
-            return match h2::send(endpoint, request).await {
+            return match h2::send(endpoint, request, || self.sent(endpoint)).await {
                 Ok(response) => Ok((self.restore(endpoint, response.map(Body::H2), false), None)),
                 Err(h2::SendError::Failed(error)) => {
                     let cause = Cause::of(&error);
@@ -309,7 +348,7 @@ impl Exchange<'_> {
         if endpoint.upgrades_http1() && !self.upgrades {
             upgrade_request(&mut *request);
             to_absolute_form(&mut *request, None);
-            return match h2::send(endpoint, request).await {
+            return match h2::send(endpoint, request, || self.sent(endpoint)).await {
                 Ok(response) => Ok((self.restore(endpoint, response.map(Body::H2), true), None)),
                 Err(h2::SendError::Failed(error)) => {
                     let failure = Failure::BadGateway(format!("the endpoint's proxy failed: {error}"));
@@ -325,7 +364,7 @@ impl Exchange<'_> {
         // HTTP/1.0 servers, and requests without a host, get their own connection, as tunnels do.
         let named = request.uri().authority().is_some() || request.headers().contains_key(header::HOST);
         let reuse = request.version() == Version::HTTP_11 && named && !self.upgrades;
-        match h1::send(endpoint, request, reuse).await {
+        match h1::send(endpoint, request, reuse, || self.sent(endpoint)).await {
             Ok((response, checked_out)) => {
                 let tunnel = self.upgrades && is_tunnel(&method, response.status());
                 let mut response = response.map(Body::Incoming);
@@ -341,7 +380,7 @@ impl Exchange<'_> {
                 let cause = if error.is_user() { Cause::Client } else { Cause::Endpoint };
                 Err(AttemptError::Failed(failure.into(), cause))
             }
-            Err(h1::SendError::Unsent(request, reason)) => Err(AttemptError::Unsent(request, reason.map(Arc::new))),
+            Err(h1::SendError::Unsent(request, reason)) => Err(AttemptError::Unsent(request, reason)),
         }
     }
 
@@ -375,7 +414,12 @@ fn connect_failure(error: &ConnectError) -> Failure {
     match error {
         ConnectError::Timeout(_) => Failure::ConnectTimeout,
         ConnectError::PlaintextRefused(_) => Failure::PlaintextRefused(error.to_string()),
-        other => Failure::BadGateway(other.to_string()),
+        ConnectError::Io { .. } | ConnectError::Http1 { .. } | ConnectError::Http2 { .. } => {
+            Failure::BadGateway(error.to_string())
+        }
+        ConnectError::Loopback(_) | ConnectError::NoCredentials(_) | ConnectError::CertificateExpired { .. } => {
+            Failure::Unusable { reason: error.to_string(), label: error.label() }
+        }
     }
 }
 

@@ -183,7 +183,7 @@ async fn a_request_is_load_until_its_response_begins() {
     let plan = target.ready().await.unwrap();
     let backends = &plan.http_routes(false).unwrap().actions().next().unwrap().backends;
     let Some((_, Resolved::Balance(balancer))) = plan.pick(backends, BalancerKind::Http) else { panic!("no balancer") };
-    let picked = balancer.select(Instant::now() + Duration::from_secs(60)).await.unwrap();
+    let picked = balancer.select(Instant::now() + Duration::from_secs(60), None).await.unwrap();
     let endpoint = Arc::clone(picked.balanced().unwrap());
     drop(picked);
     assert_eq!(endpoint.in_flight(), 0);

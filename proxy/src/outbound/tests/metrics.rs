@@ -566,3 +566,17 @@ async fn an_endpoint_that_resets_a_connection_has_the_error_and_the_application_
     let (reset, clean) = (format!(r#"{dst},errno="ECONNRESET""#), format!(r#"{dst},errno="""#));
     expect(&proxy, "tcp_close_total", &[(&src, 2), (&reset, 2), (&clean, 0)]).await;
 }
+
+#[tokio::test]
+async fn a_request_that_waits_for_its_response_is_counted_also_when_its_client_gives_up() {
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = Proxy::start(silent.local_addr().unwrap(), Control::default()).await;
+    let mut client = proxy.connect().await;
+    client.write_all(b"GET / HTTP/1.1\r\nhost: server.demo\r\n\r\n").await.unwrap();
+    let (mut accepted, _) = silent.accept().await.unwrap();
+    assert!(accepted.read(&mut [0; 64]).await.unwrap() > 0);
+    assert_eq!(metric(&proxy, "request_total"), 1, "{}", proxy.scrape());
+    drop(client);
+    accepted.read_to_end(&mut Vec::new()).await.unwrap();
+    assert_eq!(metric(&proxy, "request_total"), 1, "{}", proxy.scrape());
+}

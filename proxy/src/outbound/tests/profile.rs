@@ -85,7 +85,8 @@ async fn classes_and_timeouts_are_the_routes() {
     missing.into_body().collect().await.unwrap();
     let failed = r#"rt_route="all",status_code="404",classification="failure"} 1"#;
     assert!(proxy.scrape().contains(failed), "{}", proxy.scrape());
-    assert_eq!(proxy.get("/").await.status(), StatusCode::GATEWAY_TIMEOUT);
+    let late = proxy.get("/").await;
+    assert_eq!((late.status(), late.headers()["connection"].as_bytes()), (StatusCode::GATEWAY_TIMEOUT, &b"close"[..]));
     let mut stream = proxy.get("/").await.into_body();
     assert_eq!(stream.frame().await.unwrap().unwrap().into_data().unwrap(), "begin");
     let more = tokio::time::timeout(Duration::from_millis(300), stream.frame()).await;

@@ -396,37 +396,6 @@ async fn a_kept_connection_that_dies_costs_an_idempotent_request_nothing() {
 }
 
 #[tokio::test]
-async fn a_stream_that_the_endpoint_refuses_is_sent_again_with_its_body() {
-    let (proxy, peer, _) = meshed().await;
-    tokio::spawn(async move {
-        let (_, stream) = peer.accept().await;
-        let mut server = ::h2::server::handshake(stream).await.unwrap();
-        let mut refused = false;
-        while let Some(accepted) = server.accept().await {
-            let (request, mut respond) = accepted.unwrap();
-            if !std::mem::replace(&mut refused, true) {
-                respond.send_reset(::h2::Reason::REFUSED_STREAM);
-                continue;
-            }
-            tokio::spawn(async move {
-                let mut body = request.into_body();
-                let mut received = Vec::new();
-                while let Some(chunk) = body.data().await {
-                    let chunk = chunk.unwrap();
-                    body.flow_control().release_capacity(chunk.len()).unwrap();
-                    received.extend_from_slice(&chunk);
-                }
-                let mut stream = respond.send_response(Response::new(()), false).unwrap();
-                stream.send_data(received.into(), true).unwrap();
-            });
-        }
-    });
-    let response = proxy.http1().await.send_request(post("once more")).await.unwrap();
-    assert_eq!(response.status(), StatusCode::OK);
-    assert_eq!(text(response).await, "once more");
-}
-
-#[tokio::test]
 async fn a_backend_that_does_not_exist_fails_its_share_of_requests() {
     let proxy = proxy(fake::missing_backend(), &[]).await;
     let response = proxy.get("/").await;

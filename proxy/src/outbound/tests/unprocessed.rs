@@ -1,0 +1,113 @@
+//! Requests that an endpoint refuses before it has processed them.
+
+use std::sync::atomic::AtomicUsize;
+
+use super::{
+    resilience::{Act, Script, changed, ejecting, metric, retry},
+    *,
+};
+
+#[tokio::test]
+async fn a_stream_that_the_endpoint_refuses_is_sent_again_with_its_body() {
+    let (proxy, peer, _) = meshed().await;
+    tokio::spawn(async move {
+        let (_, stream) = peer.accept().await;
+        let mut server = ::h2::server::handshake(stream).await.unwrap();
+        let mut refused = false;
+        while let Some(accepted) = server.accept().await {
+            let (request, mut respond) = accepted.unwrap();
+            if !std::mem::replace(&mut refused, true) {
+                respond.send_reset(::h2::Reason::REFUSED_STREAM);
+                continue;
+            }
+            tokio::spawn(async move {
+                let mut body = request.into_body();
+                let mut received = Vec::new();
+                while let Some(chunk) = body.data().await {
+                    let chunk = chunk.unwrap();
+                    body.flow_control().release_capacity(chunk.len()).unwrap();
+                    received.extend_from_slice(&chunk);
+                }
+                let mut stream = respond.send_response(Response::new(()), false).unwrap();
+                stream.send_data(received.into(), true).unwrap();
+            });
+        }
+    });
+    let request = Request::post("/do").header("host", "server.demo").body(Full::new(Bytes::from_static(b"once more")));
+    let request = request.unwrap();
+    let response = proxy.http1().await.send_request(request).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(text(response).await, "once more");
+}
+
+/// An endpoint of HTTP/2 without TLS that refuses every stream; returns how many there were.
+async fn refusing() -> (SocketAddr, Arc<AtomicUsize>) {
+    let refused = Arc::<AtomicUsize>::default();
+    let counted = Arc::clone(&refused);
+    let addr = serve_each(move |stream| {
+        let refused = Arc::clone(&counted);
+        async move {
+            let mut server = ::h2::server::handshake(stream).await.unwrap();
+            while let Some(Ok((_, mut respond))) = server.accept().await {
+                refused.fetch_add(1, Ordering::Relaxed);
+                respond.send_reset(::h2::Reason::REFUSED_STREAM);
+            }
+        }
+    });
+    (addr.await, refused)
+}
+
+/// A client of HTTP/2 of the proxy.
+async fn http2(proxy: &Proxy) -> conn::http2::SendRequest<Full<Bytes>> {
+    let stream = TokioIo::new(proxy.connect().await);
+    let (sender, connection) = conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+    tokio::spawn(connection);
+    sender
+}
+
+fn over_http2() -> Request<Full<Bytes>> {
+    Request::get("http://server.demo/").body(Full::default()).unwrap()
+}
+
+#[tokio::test]
+async fn an_endpoint_that_refuses_every_stream_is_ejected_and_the_other_one_answers() {
+    let (bad, refused) = refusing().await;
+    // Answers that do not end make the other one the dearer.
+    let good = Script::new([Act::Stall; 3]);
+    let control = Control::default();
+    let service = "10.1.2.1:80".parse().unwrap();
+    control.policies.lock().insert(service, ejecting(policy(SERVICE, vec![]), 3));
+    control.update(SERVICE, add(vec![endpoint(good.listen().await, None)]));
+    let proxy = Proxy::start(service, control).await;
+    let mut sender = http2(&proxy).await;
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(sender.send_request(over_http2()).await.unwrap());
+    }
+    proxy.control.update(SERVICE, add(vec![endpoint(bad, None)]));
+    for _ in 0..10 {
+        // None goes once more to the one that has just refused it.
+        assert_eq!(sender.send_request(over_http2()).await.unwrap().status(), StatusCode::OK);
+    }
+    assert_eq!(metric(&proxy, "outbound_http_balancer_endpoints{endpoint_state=\"pending\""), 1);
+    assert_eq!(refused.load(Ordering::Relaxed), 3);
+    let failures = r#"error="REFUSED_STREAM""#;
+    assert!(proxy.scrape().contains(failures), "{}", proxy.scrape());
+}
+
+#[tokio::test]
+async fn a_policy_repeats_what_an_endpoint_refuses_after_its_pause() {
+    let (bad, refused) = refusing().await;
+    let control = Control::default();
+    let service = "10.1.2.1:80".parse().unwrap();
+    control.policies.lock().insert(service, changed(|rule| rule.retry = Some(retry(2))));
+    control.update(SERVICE, add(vec![endpoint(bad, None)]));
+    let proxy = Proxy::start(service, control).await;
+    let error = http2(&proxy).await.send_request(over_http2()).await.unwrap_err();
+    let reason = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<::h2::Error>()?.reason());
+    assert_eq!(reason, Some(::h2::Reason::REFUSED_STREAM), "{error:?}");
+    // At once three times more for each of the policy's three attempts.
+    assert_eq!(refused.load(Ordering::Relaxed), 12);
+    assert_eq!(metric(&proxy, "outbound_http_route_retry_limit_exceeded_total"), 1);
+    assert_eq!(metric(&proxy, "request_total"), 12);
+}
