@@ -293,7 +293,7 @@ pub(crate) const CASES: &[Case] = &[
 
 /// linkerd-init never sees such a connection, but a rule that is installed again may.
 pub(super) const EARLY: &str =
-    "connection tracking takes the first packet that it sees for the first one there is, and redirects the connection";
+    "connection tracking takes the first packet it sees for the start of the connection, and redirects it";
 
 const ANY_V4: &[(&str, &str)] =
     &[("peername", "127.0.0.1:8080"), ("accepted-local", "127.0.0.1:8080"), ("own-orig", "127.0.0.1:8080")];

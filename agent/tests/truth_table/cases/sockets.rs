@@ -4,7 +4,8 @@ use crate::case::*;
 
 const DIALLED: &[&str] = &["10.99.0.3:8080", "[fd99::3]:8080"];
 const OUT_AND_LOOPBACK: &[&str] = &["outbound pass_loopback", "outbound redirect"];
-const ANOTHER_PORT: &str = "connection tracking still knows the first connection, and gives the second another source port on its way to the proxy";
+const ANOTHER_PORT: &str =
+    "connection tracking still knows the first connection, and gives the second another source port";
 const CREATOR: &str = "iptables ask who opened the socket, Weft who connects it";
 
 pub(crate) const CASES: &[Case] = &[
@@ -50,7 +51,7 @@ pub(crate) const CASES: &[Case] = &[
         outcome: OUTBOUND.but(&[("own-orig-is", "peer")]),
         differs: differs(
             OUTBOUND.but(&[("peername", "127.0.0.1:4140"), ("own-orig", "ENOENT")]),
-            "the application sees the proxy as its peer, and no original destination: what was dialled is kept with the subflow, for which it cannot ask",
+            "the application sees the proxy as peer, and no original destination: only the subflow keeps it",
         ),
         ..REDIRECTED
     },
@@ -297,7 +298,7 @@ pub(crate) const CASES: &[Case] = &[
         outcome: seen(&[("syn-ack", "192.0.2.7")]),
         differs: differs(
             fails("EAGAIN"),
-            "the packet leaves the pod, and the host with the address may answer: Weft sees connect(2) and sockets of TCP. Drop `CAP_NET_RAW`",
+            "the packet leaves the pod, its target may answer: Weft sees connect(2) and TCP. Drop `CAP_NET_RAW`",
         ),
         ..UNTOUCHED
     },
