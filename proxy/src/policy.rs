@@ -25,7 +25,7 @@ use std::{
 
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, sync::watch, task::AbortHandle};
-use tonic::Code;
+use tonic::{Code, Status};
 use weft_proto::linkerd::inbound::{PortSpec, inbound_server_policies_client::InboundServerPoliciesClient};
 use weft_tls::credentials::Credentials;
 
@@ -234,6 +234,13 @@ impl Inner {
                     return std::future::pending().await;
                 }
                 Code::Unimplemented => port.answer(),
+                // The answer has arrived, and may deny: nothing laxer may stand in for it.
+                _ if is_unreadable(&status) => {
+                    tracing::error!(port = port.number, %status, "policy cannot be read, denying every client");
+                    let denied = ServerPolicy::denied("invalid-policy", self.config.inbound.detect_timeout);
+                    port.policy.send_replace(Arc::new(denied));
+                    port.answer();
+                }
                 _ => {}
             }
             tracing::debug!(port = port.number, %status, "policy stream ended, keeping the last policy");
@@ -245,6 +252,16 @@ impl Inner {
         let timeout: Duration = self.config.inbound.detect_timeout;
         port.policy.send_replace(Arc::new(convert::in_force(message, port.number, timeout)));
         port.answer();
+    }
+}
+
+/// Whether a message has arrived that is larger than the client takes, or no message of this kind. tonic says so with
+/// codes that controllers may send, too.
+fn is_unreadable(status: &Status) -> bool {
+    match status.code() {
+        Code::OutOfRange => status.message().starts_with("Error, decoded message length too large"),
+        Code::Internal => status.message().starts_with("failed to decode Protobuf message"),
+        _ => false,
     }
 }
 

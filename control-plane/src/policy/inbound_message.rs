@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use http::StatusCode;
+use prost::Message as _;
 use weft_k8s_api::policy::{
     IdentityMatch, Network,
     route::{Filter, GrpcMatch, HttpMatch},
@@ -28,13 +29,32 @@ use weft_index::{
     ServerProtocol,
 };
 
+/// The largest message in bytes that gRPC's clients take unless they ask for more, as no proxy does.
+const LARGEST_MESSAGE: usize = 4 << 20;
 /// API group of Server and AuthorizationPolicy in labels.
 const GROUP: &str = weft_k8s_api::policy::GROUP;
 /// The gRPC status INTERNAL.
 const GRPC_INTERNAL: u32 = 13;
 
-/// The message of a port's policy.
+/// The message of a port's policy. One that is too large for proxies would leave them with their last or default policy:
+/// they get one that admits nobody.
 pub(super) fn server(server: &InboundServer) -> Server {
+    let message = unbounded(server);
+    let bytes = message.encoded_len();
+    if bytes <= LARGEST_MESSAGE {
+        return message;
+    }
+    tracing::error!(
+        server = message.labels.get("name"),
+        bytes,
+        "the policy of a Server is too large for proxies, which deny every client: have fewer or smaller routes and \
+         authorizations apply to it"
+    );
+    let protocol = ProxyProtocol { kind: Some(Kind::Opaque(proxy_protocol::Opaque {})) };
+    Server { protocol: Some(protocol), authorizations: Vec::new(), ..message }
+}
+
+fn unbounded(server: &InboundServer) -> Server {
     let policy = &server.policy;
     let http = || http_routes(server);
     let limit = || policy.rate_limit.as_ref().map(rate_limit);

@@ -317,3 +317,34 @@ spec:
         assert_eq!(limit(&answer(protocol, &[], "")), None);
     }
 }
+
+#[test]
+fn a_policy_that_is_too_large_for_proxies_denies() {
+    for (number, is_admitted) in [(100, true), (20_000, false)] {
+        let identities: Vec<_> = (0..number).map(|number| format!("a{number:0>62}.{0}.{0}", "b".repeat(63))).collect();
+        let message = answer(
+            "HTTP/2",
+            &[],
+            &format!(
+                "---
+apiVersion: policy.linkerd.io/v1alpha1
+kind: MeshTLSAuthentication
+metadata: {{name: many, namespace: shop}}
+spec: {{identities: [{}]}}
+---
+apiVersion: policy.linkerd.io/v1alpha1
+kind: AuthorizationPolicy
+metadata: {{name: many, namespace: shop}}
+spec:
+  targetRef: {{group: policy.linkerd.io, kind: Server, name: s}}
+  requiredAuthenticationRefs: [{{group: policy.linkerd.io, kind: MeshTLSAuthentication, name: many}}]
+",
+                identities.join(", ")
+            ),
+        );
+        assert_eq!(!message.authorizations.is_empty(), is_admitted);
+        assert_eq!(matches!(kind(&message), Kind::Opaque(_)), !is_admitted);
+        assert_eq!(message.labels["name"], "s");
+        assert!(message.encoded_len() <= LARGEST_MESSAGE);
+    }
+}

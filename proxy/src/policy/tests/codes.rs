@@ -1,9 +1,18 @@
 //! What a policy controller's codes mean for a port.
 
-use std::{collections::VecDeque, net::Ipv4Addr, pin::Pin, sync::atomic::AtomicUsize};
+use std::{collections::VecDeque, convert::Infallible, net::Ipv4Addr, pin::Pin, sync::atomic::AtomicUsize};
 
+use bytes::Bytes;
 use futures::{Stream, StreamExt as _, future::join_all, stream};
-use tokio::net::TcpListener;
+use http_body_util::StreamBody;
+use hyper::{
+    body::{Frame, Incoming},
+    server::conn::http2,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use prost::Message as _;
+use tokio::{net::TcpListener, sync::Notify};
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status};
 use weft_proto::linkerd::inbound::{
@@ -18,7 +27,7 @@ use crate::{
     dns::Dns,
     faults::{Fault, FaultyHop},
     inbound::testing::Mesh,
-    testing::eventually,
+    testing::{eventually, serve_each},
 };
 
 /// Longer than the first pause before a call is repeated, which is 100 ms at most.
@@ -136,4 +145,48 @@ async fn faults_to_the_policy_controller_hang_nothing_and_end() {
         eventually("the policy comes", || name(&policy) == "web").await;
     });
     join_all(tried).await;
+}
+
+/// A controller whose first stream is these bytes of a message, and whose later ones are a policy that stays, once they
+/// are released.
+async fn answering(first: Vec<u8>, released: Arc<Notify>) -> u16 {
+    let frame = |message: Vec<u8>| {
+        let length = u32::try_from(message.len()).unwrap().to_be_bytes();
+        Ok::<_, Infallible>(Frame::data(Bytes::from([&[0], &length[..], &message].concat())))
+    };
+    let first = Arc::new(Mutex::new(Some(first)));
+    let addr = serve_each(move |stream| {
+        let (first, released) = (Arc::clone(&first), Arc::clone(&released));
+        let service = service_fn(move |_: http::Request<Incoming>| {
+            let (first, released) = (first.lock().take(), Arc::clone(&released));
+            async move {
+                let message = match first {
+                    Some(first) => first,
+                    None => {
+                        released.notified().await;
+                        detecting(vec![authz("a", anybody())]).encode_to_vec()
+                    }
+                };
+                let body = StreamBody::new(stream::iter([frame(message)]).chain(stream::pending()).boxed());
+                http::Response::builder().header("content-type", "application/grpc").body(body)
+            }
+        });
+        http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service)
+    });
+    addr.await.port()
+}
+
+#[tokio::test]
+async fn an_answer_that_is_too_long_or_no_message_denies_until_there_is_another() {
+    let labels = [("name".to_owned(), "x".repeat(5 << 20))].into();
+    let too_long = Server { labels, ..detecting(vec![authz("a", anybody())]) };
+    for answer in [too_long.encode_to_vec(), vec![0xff; 32]] {
+        let released = Arc::<Notify>::default();
+        let policies = asking(waiting(), answering(answer, Arc::clone(&released)).await);
+        let policy = policies.port(8080).await;
+        assert_eq!(name(&policy), "invalid-policy");
+        assert!(policy.borrow().authorizations.is_empty());
+        released.notify_one();
+        eventually("the next answer is in force", || name(&policy) == "web").await;
+    }
 }
