@@ -174,6 +174,11 @@ impl Cluster {
         Ok(Load { child: Some(child) })
     }
 
+    /// Whether the API server's audit log is a file on this host.
+    pub fn has_audit_log(&self) -> bool {
+        self.audit_log.is_some()
+    }
+
     /// The audit log's entries so far, if the cluster has a log on this host.
     ///
     /// # Errors

@@ -51,6 +51,9 @@ const CLUSTER_VARIABLES: [&str; 3] = ["KUBECONFIG", "PATH", "WEFT_KUBE_AUDIT_LOG
 /// How long one test program may take, several times what the longest one does. One that hangs is ended long before CI
 /// gives up, so that the levels after it are still run and its name is said.
 const LONGEST: &str = "25m";
+/// Has a check fail if the cluster does not meet its requirement; without it, the check is ignored. For a cluster that
+/// is made here, which meets all of them.
+const REQUIRE_ALL: (&str, &str) = ("WEFT_TEST_REQUIRE_ALL", "1");
 /// Says for errors what `RUST_BACKTRACE` says for panics, where it is set ([`std::backtrace`]).
 const ERROR_BACKTRACE: &str = "RUST_LIB_BACKTRACE";
 
@@ -256,7 +259,8 @@ fn on_cluster(workspace: &Workspace, lab: &Lab, args: &Args, environment: &[(&st
     step("tests in a Kubernetes cluster");
     // As many nodes as production has replicas; what passes between nodes is tested, too.
     in_cluster(lab, "test", &["--no-build", "--nodes", "3"], args, |of_cluster| {
-        cargo_test(workspace, &selection, args, &[environment, of_cluster].concat(), Output::AtOnce)
+        let require_all = (REQUIRE_ALL.0, REQUIRE_ALL.1.to_owned());
+        cargo_test(workspace, &selection, args, &[environment, of_cluster, &[require_all]].concat(), Output::AtOnce)
     })
 }
 

@@ -3,9 +3,15 @@
 
 use std::{
     cell::RefCell,
+    env,
     panic::{self, AssertUnwindSafe},
     sync::Once,
 };
+
+use libtest_mimic::{Completion, Failed};
+
+/// Set by `cargo xtask test` for checks in a cluster that it made, which meets every requirement.
+const REQUIRE_ALL: &str = "WEFT_TEST_REQUIRE_ALL";
 
 thread_local! {
     /// The location of this thread's panic inside [`catch`].
@@ -41,9 +47,34 @@ pub fn catch<T>(act: impl FnOnce() -> T) -> Result<T, String> {
     result.map_err(|_| noted.filter(|text| !text.is_empty()).unwrap_or_else(|| "panicked elsewhere".to_owned()))
 }
 
+/// Whether a check fails if a requirement is not met, rather than being ignored: `WEFT_TEST_REQUIRE_ALL` is set.
+pub fn requires_all() -> bool {
+    env::var_os(REQUIRE_ALL).is_some()
+}
+
+/// The outcome of a check that is not run, because a requirement is not met: ignored, with the reason.
+///
+/// # Errors
+/// With `requires_all`: the check fails, with the same reason.
+pub fn not_run(reason: &str, requires_all: bool) -> Result<Completion, Failed> {
+    if requires_all {
+        return Err(Failed::from(format!("a requirement is not met: {reason}")));
+    }
+    Ok(Completion::ignored_with(reason))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_check_whose_requirement_is_not_met_is_ignored_or_fails() {
+        let reason = "one node is not enough";
+        let ignored = not_run(reason, false);
+        assert!(matches!(ignored, Ok(Completion::Ignored { reason: Some(said) }) if said == reason));
+        let failed = not_run(reason, true);
+        assert!(matches!(failed, Err(failed) if failed.message().is_some_and(|said| said.ends_with(reason))));
+    }
 
     #[test]
     fn a_panic_is_told_with_its_place() {

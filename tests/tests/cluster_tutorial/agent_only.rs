@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use serde_json::{Value, json};
 
-use crate::{migration::Migration, world::World};
+use crate::{migration::Migration, requirement::Requirement, world::World};
 
 const CHART: &str = "charts/weft-agent";
 const NAMESPACE: &str = "linkerd-cni";
@@ -25,7 +25,8 @@ pub(super) fn network_validator_succeeds(world: &mut World) {
             .apply(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}).to_string())
             .unwrap();
     }
-    let mut migration = Migration::start(world);
+    let runs_programs = Requirement::LocalNodes.allows("the migration of an application", &world.cluster);
+    let mut migration = runs_programs.then(|| Migration::start(world));
     if let Some(migration) = &mut migration {
         migration.begin("the agent is installed");
     }

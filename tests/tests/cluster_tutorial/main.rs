@@ -2,8 +2,10 @@
 //!
 //! The checks share one installation, because an installation takes minutes: the tutorial runs up to its last section,
 //! then the checks of the mesh, and then the tutorial's last section must leave nothing behind. They run in the order
-//! of [`CHECKS`], and a check that is run alone, with a filter, first does what it [`Needs`]. Needs `KUBECONFIG`, the
-//! images of `cargo xtask dist` in the cluster, and helm, kubectl and step in PATH: `cargo xtask test cluster`.
+//! of [`CHECKS`], and a check that is run alone, with a filter, first does what it [`Needs`]. A check whose
+//! [`Requirement`] the cluster does not meet is reported as ignored, with the reason; it fails in a cluster that was
+//! made by `cargo xtask test`. Needs `KUBECONFIG`, the images of `cargo xtask dist` in the cluster, and helm, kubectl
+//! and step in PATH: `cargo xtask test cluster`.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "tests report on the standard streams")]
 #![expect(clippy::unwrap_used, reason = "a check ends where its expectation does")]
@@ -15,6 +17,7 @@ mod component;
 mod interception;
 mod kernel;
 mod migration;
+mod requirement;
 mod under_load;
 mod wire;
 mod without_helm;
@@ -28,22 +31,36 @@ use std::{
     time::Duration,
 };
 
-use libtest_mimic::{Arguments, Failed, Trial};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use requirement::Requirement;
 use serde_json::Value;
-use weft_test_kit::check::catch;
+use weft_test_kit::check::{catch, not_run, requires_all};
 use world::{LEASE, MESH, SHOP, World};
 
-/// The state of the cluster that a check requires.
+/// The state of the cluster that a check requires, for some in a cluster that meets a [`Requirement`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Needs {
     /// No mesh yet.
     Cluster,
     /// The mesh of the tutorial.
     Mesh,
+    /// The same, and a requirement.
+    MeshAnd(Requirement),
     /// Workloads of other kinds in it.
     Workloads,
+    /// The same, and a requirement.
+    WorkloadsAnd(Requirement),
     /// The state after the tutorial has removed the mesh.
     Removal,
+}
+
+impl Needs {
+    fn requirement(self) -> Option<Requirement> {
+        match self {
+            Self::MeshAnd(requirement) | Self::WorkloadsAnd(requirement) => Some(requirement),
+            Self::Cluster | Self::Mesh | Self::Workloads | Self::Removal => None,
+        }
+    }
 }
 
 type Check = (&'static str, Needs, fn(&mut World));
@@ -68,7 +85,11 @@ const CHECKS: [Check; 44] = [
     ("weft authz shows what authorizes clients", Needs::Mesh, command_line::authorizations),
     ("weft version shows the versions of the mesh", Needs::Mesh, command_line::versions),
     ("promtool objects to no metric whose name is not Linkerd's", Needs::Mesh, metrics_are_clean),
-    ("the destination service watches and does not poll", Needs::Mesh, watches_and_does_not_poll),
+    (
+        "the destination service watches and does not poll",
+        Needs::MeshAnd(Requirement::AuditLog),
+        watches_and_does_not_poll,
+    ),
     ("each pod of a StatefulSet is reached by its own name", Needs::Workloads, workloads::stateful_set),
     ("a port of the node leads to a proxy", Needs::Workloads, workloads::host_port),
     (
@@ -78,7 +99,7 @@ const CHECKS: [Check; 44] = [
     ),
     (
         "a proxy that is killed is started again, its application is not, and nothing goes around it",
-        Needs::Workloads,
+        Needs::WorkloadsAnd(Requirement::LocalNodes),
         workloads::proxy_killed,
     ),
     ("an annotation that does not parse is told to the pod's owner", Needs::Mesh, bad_input::unreadable_annotation),
@@ -116,7 +137,11 @@ const CHECKS: [Check; 44] = [
         Needs::Mesh,
         interception::waits_for_the_agent,
     ),
-    ("after a reboot nothing goes around a proxy, however late the agent", Needs::Workloads, workloads::reboot),
+    (
+        "after a reboot nothing goes around a proxy, however late the agent",
+        Needs::WorkloadsAnd(Requirement::LocalNodes),
+        workloads::reboot,
+    ),
     ("a CronJob ran in the meantime, and its pod ended", Needs::Workloads, workloads::scheduled),
     (
         "weft-viz shows what happens, to those who may ask, also after a roll-out of itself",
@@ -126,7 +151,7 @@ const CHECKS: [Check; 44] = [
     ("addresses of both families are meshed", Needs::Mesh, workloads::dual_stack),
     (
         "with three replicas on three nodes an upgrade and its rollback fail no request",
-        Needs::Mesh,
+        Needs::MeshAnd(Requirement::Nodes(under_load::REPLICAS)),
         under_load::highly_available,
     ),
     ("weft check has nothing to say", Needs::Mesh, check_is_content),
@@ -156,16 +181,22 @@ fn main() -> ExitCode {
 
 fn trial(world: &Arc<Mutex<Option<World>>>, &(name, needs, check): &Check) -> Trial {
     let world = Arc::clone(world);
-    Trial::test(name, move || {
+    Trial::ignorable_test(name, move || {
+        let failed = |error: anyhow::Error| Failed::from(format!("{error:#}"));
         let mut world = world.lock().unwrap_or_else(PoisonError::into_inner);
         let world = match &mut *world {
             Some(world) => world,
-            none => none.insert(World::new().map_err(|error| Failed::from(format!("{error:#}")))?),
+            none => none.insert(World::new().map_err(failed)?),
         };
+        if let Some(requirement) = needs.requirement()
+            && let Some(reason) = requirement.missing(&world.cluster).map_err(failed)?
+        {
+            return not_run(&reason, requires_all());
+        }
         match needs {
             Needs::Cluster => {}
-            Needs::Mesh => world.install()?,
-            Needs::Workloads => {
+            Needs::Mesh | Needs::MeshAnd(_) => world.install()?,
+            Needs::Workloads | Needs::WorkloadsAnd(_) => {
                 world.install()?;
                 world.start_workloads()?;
             }
@@ -174,7 +205,7 @@ fn trial(world: &Arc<Mutex<Option<World>>>, &(name, needs, check): &Check) -> Tr
                 catch(|| world.remove())?;
             }
         }
-        catch(|| check(world)).map_err(|error| {
+        catch(|| check(world)).map(|()| Completion::Completed).map_err(|error| {
             world.explain();
             Failed::from(error)
         })
@@ -191,10 +222,7 @@ fn tutorial_end(world: &mut World) {
 
 fn watches_and_does_not_poll(world: &mut World) {
     let account = "system:serviceaccount:linkerd:linkerd-destination";
-    let Some((since, start)) = world.quiet else {
-        println!("  not checked: the audit log of this cluster is not on this host");
-        return;
-    };
+    let (since, start) = world.quiet.unwrap();
     let before = world.cluster.audit().unwrap().unwrap();
     let by_destination = |entry: &&Value| entry["user"]["username"] == account;
     let watches = || before.iter().filter(by_destination).filter(|entry| entry["verb"] == "watch");

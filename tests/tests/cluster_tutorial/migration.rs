@@ -11,7 +11,7 @@ use weft_passthrough::{Connection, Direction};
 use weft_test_kit::binaries;
 use weft_tests::cluster::Load;
 
-use crate::{kernel, world::World};
+use crate::world::World;
 
 const NAMESPACE: &str = "migrating";
 const PROGRAMS: &str = "/programs";
@@ -51,13 +51,9 @@ pub(super) struct Migration {
 }
 
 impl Migration {
-    /// Starts the application, every pod with iptables rules, and the load. None where the nodes are not on this host:
-    /// its programs are not on theirs.
-    pub(super) fn start(world: &World) -> Option<Self> {
-        if kernel::kubelets().is_empty() {
-            println!("  not migrated: the node of this cluster is not on this host");
-            return None;
-        }
+    /// Starts the application, every pod with iptables rules, and the load. Requires nodes on this host: its pods run
+    /// programs of this host.
+    pub(super) fn start(world: &World) -> Self {
         let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {
             "name": NAMESPACE, "labels": {"pod-security.kubernetes.io/enforce": "privileged"}}});
         world.cluster.apply(&namespace.to_string()).unwrap();
@@ -72,7 +68,7 @@ impl Migration {
         migration.begin("before there is an agent");
         thread::sleep(AROUND);
         arrive_at(world, "4143", "REDIRECT changes the destination");
-        Some(migration)
+        migration
     }
 
     /// Names what happens from now on, for the loads' reports.

@@ -12,7 +12,7 @@ use std::{
 use serde_json::Value;
 use weft_tests::cluster::Cluster;
 
-use crate::kernel;
+use crate::{kernel, requirement::NODES_ELSEWHERE};
 
 const TABLE: &str = "weft_test";
 
@@ -23,13 +23,10 @@ pub(super) struct Wire<'a> {
 }
 
 impl<'a> Wire<'a> {
-    /// None where the nodes are not on this host.
-    pub(super) fn to_port(cluster: &'a Cluster, port: u16) -> Option<Self> {
+    /// Begins to look. Requires nodes on this host.
+    pub(super) fn to_port(cluster: &'a Cluster, port: u16) -> Self {
         let wire = Self { cluster, kubelets: kernel::kubelets() };
-        if wire.kubelets.is_empty() {
-            println!("  not looked for: the nodes of this cluster are not on this host");
-            return None;
-        }
+        assert!(!wire.kubelets.is_empty(), "{NODES_ELSEWHERE}");
         let families = [("ip", "ipv4_addr"), ("ip6", "ipv6_addr")];
         let sets = families.map(|(family, address)| {
             format!("set seen_{family} {{ type {address} . inet_service . {address}; flags dynamic; size 65535; }}\n")
@@ -44,7 +41,7 @@ impl<'a> Wire<'a> {
              chain forward {{\ntype filter hook forward priority 0;\n{rules}}}\n}}\n"
         );
         wire.kubelets.iter().for_each(|kubelet| wire.nft(kubelet, &table));
-        Some(wire)
+        wire
     }
 
     /// The nodes' kubelets, as directories in /proc.

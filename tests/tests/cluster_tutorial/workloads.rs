@@ -15,6 +15,7 @@ use weft_examples::client::Report;
 
 use crate::{
     kernel,
+    requirement::Requirement,
     wire::Wire,
     world::{MESH, SHOP, World},
 };
@@ -156,7 +157,8 @@ pub(super) fn host_port(world: &mut World) {
 /// Pods of a Job call a Service from an init container and then from their application, as early as they can, and end.
 pub(super) fn every_start_is_meshed(world: &mut World) {
     let starts = env::var(STARTS).map_or(FEW_STARTS, |starts| starts.parse().unwrap());
-    let wire = Wire::to_port(&world.cluster, PORT);
+    let sees_packets = Requirement::LocalNodes.allows("what the nodes forward", &world.cluster);
+    let wire = sees_packets.then(|| Wire::to_port(&world.cluster, PORT));
     let started = Instant::now();
     let starting = json!({"apiVersion": "batch/v1", "kind": "Job",
         "metadata": {"name": "starting", "namespace": NAMESPACE}, "spec": job(starts)});
@@ -315,7 +317,7 @@ pub(super) fn dual_stack(world: &mut World) {
 
 /// While a proxy is down its application gets no connection, and makes none; the kubelet starts the proxy again.
 pub(super) fn proxy_killed(world: &mut World) {
-    let Some(wire) = Wire::to_port(&world.cluster, PORT) else { return };
+    let wire = Wire::to_port(&world.cluster, PORT);
     let (client, pod) = (world.client(SHOP), world.cluster.pod(NAMESPACE, "app=server").unwrap());
     let status = || world.cluster.get(&["-n", NAMESPACE, "pod", &pod]).map(|pod| pod["status"].clone());
     wait_for(world, SHOP, &client, SERVER);
@@ -345,7 +347,7 @@ pub(super) fn proxy_killed(world: &mut World) {
 
 /// The nodes start anew: nothing is pinned, their pods are gone, and their agents come last.
 pub(super) fn reboot(world: &mut World) {
-    let Some(wire) = Wire::to_port(&world.cluster, PORT) else { return };
+    let wire = Wire::to_port(&world.cluster, PORT);
     let mut spec = json!({"containers": [{"name": "client", "image": "localhost/weft-examples:0.1.0", "command":
         ["/weft-client", "http1", "--target", SERVER, "--duration", "1h", "--fresh", "--pause", "100ms"]}]});
     restricted(&mut spec);

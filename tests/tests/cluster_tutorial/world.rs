@@ -15,7 +15,11 @@ use weft_tests::{
     tutorial::{self, Block, Shell},
 };
 
-use crate::{kernel, workloads};
+use crate::{
+    kernel,
+    requirement::{NODES_ELSEWHERE, leave_out},
+    workloads,
+};
 
 /// The control plane's namespace.
 pub(super) const MESH: &str = "linkerd";
@@ -257,7 +261,7 @@ impl World {
         self.maps = kernel::maps_of(&uids.collect::<Vec<_>>());
         // What is looked for in the end must be seen now, or finding nothing would mean nothing.
         if self.maps.is_empty() {
-            println!("  the nodes are not on this host: their kernels are not looked into");
+            leave_out("what the kernels of the nodes hold", NODES_ELSEWHERE);
         } else {
             let held = kernel::users_of(&self.maps);
             for program in ["weft_connect4", "weft_sk_lookup"] {
