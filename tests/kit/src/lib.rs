@@ -9,6 +9,7 @@
 //! | a whole mesh from manifests, in a sandbox | [`mesh`], [`manifests`] |
 //! | something that becomes true | [`wait`] |
 //! | answers of the agent, of proxies, of the host | [`agent`], [`metrics`], [`observe`] |
+//! | a double of a proxy that is scraped | [`scrape`] |
 //! | the output of a process of the product | [`process`] |
 //! | a program of tests without libtest | [`check`] |
 
@@ -26,5 +27,6 @@ pub mod node;
 pub mod observe;
 pub mod pod;
 pub mod process;
+pub mod scrape;
 pub mod wait;
 pub mod world;

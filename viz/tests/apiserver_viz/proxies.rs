@@ -17,10 +17,8 @@ use kube::{
     api::{Patch, PatchParams, PostParams},
 };
 use serde_json::json;
-use tokio::{
-    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
-    net::{TcpListener, TcpStream},
-};
+use tokio::net::{TcpListener, TcpStream};
+use weft_test_kit::scrape::ScrapeConnection;
 
 use crate::world::{World, object};
 
@@ -108,20 +106,10 @@ impl Proxies {
 
 /// Answers the requests of a connection.
 async fn answer(stream: TcpStream, number: usize, scrapes: Arc<Vec<AtomicU64>>) {
-    let mut stream = BufReader::new(stream);
-    let mut line = String::new();
-    loop {
-        line.clear();
-        match stream.read_line(&mut line).await {
-            Ok(read) if read > 0 => {}
-            _ => return,
-        }
-        if line != "\r\n" {
-            continue;
-        }
-        let body = exposition(REQUESTS * scrapes[number].fetch_add(1, Ordering::Relaxed));
-        let head = format!("HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: {}\r\n\r\n", body.len());
-        if stream.write_all(format!("{head}{body}").as_bytes()).await.is_err() {
+    let mut client = ScrapeConnection::new(stream);
+    while client.next_request().await {
+        let page = exposition(REQUESTS * scrapes[number].fetch_add(1, Ordering::Relaxed));
+        if client.answer(&page).await.is_err() {
             return;
         }
     }

@@ -10,10 +10,8 @@ use std::{
 };
 
 use anyhow::Context as _;
-use tokio::{
-    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
-    net::{TcpListener, TcpStream},
-};
+use tokio::net::{TcpListener, TcpStream};
+use weft_test_kit::scrape::ScrapeConnection;
 
 use super::page::Page;
 
@@ -117,23 +115,12 @@ async fn accept(listener: TcpListener, state: Arc<State>) {
 
 /// Answers the requests of a connection.
 async fn answer(stream: TcpStream, pod: usize, state: Arc<State>) {
-    let _ = stream.set_nodelay(true);
-    let mut stream = BufReader::new(stream);
-    let mut line = String::new();
-    loop {
-        line.clear();
-        match stream.read_line(&mut line).await {
-            Ok(read) if read > 0 => {}
-            _ => return,
-        }
-        if line != "\r\n" {
-            continue;
-        }
+    let mut client = ScrapeConnection::new(stream);
+    while client.next_request().await {
         let scrape = state.scrapes[pod].fetch_add(1, Ordering::Relaxed);
         state.began(scrape);
         let page = state.pages[pod % state.pages.len()].at(scrape);
-        let head = format!("HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: {}\r\n\r\n", page.len());
-        if stream.write_all(head.as_bytes()).await.is_err() || stream.write_all(page.as_bytes()).await.is_err() {
+        if client.answer(&page).await.is_err() {
             return;
         }
         state.answered(scrape);
@@ -142,7 +129,7 @@ async fn answer(stream: TcpStream, pod: usize, state: Arc<State>) {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::AsyncReadExt as _;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
 
