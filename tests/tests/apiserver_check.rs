@@ -15,7 +15,7 @@ use std::{
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, date_time_ymd};
 use serde_json::{Value, json};
-use weft_tests::cluster::Cluster;
+use weft_tests::{certificates::Certificates, cluster::Cluster};
 use weft_tls::ca::Root;
 
 /// A namespace of its own: nothing finishes the deletion of other tests' namespaces.
@@ -56,20 +56,14 @@ impl Installed {
     fn new(root: &Root) -> Self {
         let this = Self { cluster: Cluster::from_env().unwrap(), directory: tempfile::tempdir().unwrap() };
         let issuer = root.issue_issuer("identity.linkerd.cluster.local").unwrap();
-        let file = |name: &str, text: &str| {
-            let path = this.directory.path().join(name);
-            fs::write(&path, text).unwrap();
-            path.display().to_string()
-        };
-        let values = [
-            format!("identityTrustAnchorsPEM={}", file("ca.crt", root.certificate_pem())),
-            format!("identity.issuer.tls.crtPEM={}", file("issuer.crt", &issuer.certificate)),
-            format!("identity.issuer.tls.keyPEM={}", file("issuer.key", &issuer.key)),
-        ];
-        let values: Vec<&str> = values.iter().flat_map(|value| ["--set-file", value.as_str()]).collect();
+        let certificates = Certificates::write(root.certificate_pem(), &issuer.certificate, &issuer.key).unwrap();
+        let values = certificates.all();
+        let values: Vec<&str> = values.iter().map(String::as_str).collect();
         let definitions = this.helm(&["template", "weft-crds", "charts/weft-crds", "--set", "installGatewayAPI=true"]);
+        let file = this.directory.path().join("definitions.yaml");
+        fs::write(&file, definitions).unwrap();
         // Other tests may have installed their own definitions, and do without them.
-        this.kubectl(&["apply", "--server-side", "--force-conflicts", "-f", &file("definitions.yaml", &definitions)]);
+        this.kubectl(&["apply", "--server-side", "--force-conflicts", "-f", file.to_str().unwrap()]);
         this.kubectl(&["create", "clusterrole", READER, "--verb=get,list", "--resource=*.*"]);
         let (role, user) = (format!("--clusterrole={READER}"), format!("--user={READER}"));
         this.kubectl(&["create", "clusterrolebinding", READER, &role, &user]);

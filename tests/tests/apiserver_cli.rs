@@ -17,7 +17,10 @@ use weft_k8s_api::{
     inject::{Decision, inject},
     values::Values,
 };
-use weft_tests::cluster::Cluster;
+use weft_tests::{
+    cluster::Cluster,
+    output::{errors, succeeded},
+};
 use weft_tls::ca::Root;
 
 const WEB: &str = "\
@@ -108,15 +111,6 @@ impl World {
     fn done(self) {
         self.cluster.kubectl(&["delete", "namespace", &self.mesh, &self.shop, "--wait=false"]).unwrap();
     }
-}
-
-fn succeeded(output: &Output) -> String {
-    assert!(output.status.success(), "{}", errors(output));
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-fn errors(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 /// As a webhook would inject the pods of the Deployment, in that namespace and with these settings.

@@ -10,42 +10,20 @@ use std::{
 
 use serde_json::{Value, json};
 use weft_k8s_api::manifest::split;
-use weft_tests::cluster::Cluster;
+use weft_tests::{
+    certificates::Certificates,
+    cluster::Cluster,
+    output::{errors, succeeded},
+};
 use weft_tls::ca::Root;
 
 const MESH: &str = "cli-install";
 
-/// Certificates in files, and the options that name them.
-struct Certificates(tempfile::TempDir);
-
-impl Certificates {
-    fn generate() -> Self {
-        let root = Root::generate("root.linkerd.cluster.local").unwrap();
-        let issuer = root.issue_issuer("identity.linkerd.cluster.local").unwrap();
-        let directory = tempfile::tempdir().unwrap();
-        for (name, pem) in
-            [("ca.crt", root.certificate_pem()), ("issuer.crt", &issuer.certificate), ("issuer.key", &issuer.key)]
-        {
-            fs::write(directory.path().join(name), pem).unwrap();
-        }
-        Self(directory)
-    }
-
-    fn set(&self) -> Vec<String> {
-        let values = ["identityTrustAnchorsPEM", "identity.issuer.tls.crtPEM", "identity.issuer.tls.keyPEM"];
-        let files = ["ca.crt", "issuer.crt", "issuer.key"].map(|file| self.0.path().join(file));
-        let settings = values.iter().zip(files).map(|(value, file)| format!("{value}={}", file.display()));
-        settings.flat_map(|setting| ["--set-file".to_owned(), setting]).collect()
-    }
-}
-
-fn succeeded(output: &Output) -> String {
-    assert!(output.status.success(), "{}", errors(output));
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-fn errors(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
+/// A new trust anchor, and an issuer that it has signed.
+fn generate_certificates() -> Certificates {
+    let root = Root::generate("root.linkerd.cluster.local").unwrap();
+    let issuer = root.issue_issuer("identity.linkerd.cluster.local").unwrap();
+    Certificates::write(root.certificate_pem(), &issuer.certificate, &issuer.key).unwrap()
 }
 
 fn weft(cluster: &Cluster, arguments: &[&str], more: &[String]) -> Output {
@@ -135,8 +113,8 @@ fn the_manifests_of_weft_viz_are_those_of_helm() {
 #[test]
 fn manifests_are_those_of_helm() {
     let cluster = Cluster::from_env().unwrap();
-    let generated = Certificates::generate();
-    let certificates = generated.set();
+    let generated = generate_certificates();
+    let certificates = generated.all();
     let ours = ["Namespace/cli-install", "Secret/linkerd-config-overrides"];
     let images = "controllerImage=weft/control-plane,proxy.image.name=weft/proxy";
     for settings in [
@@ -192,11 +170,11 @@ fn manifests_are_those_of_helm() {
 #[test]
 fn a_null_without_a_value_to_remove_is_refused_as_by_helm() {
     let cluster = Cluster::from_env().unwrap();
-    let generated = Certificates::generate();
-    let file = generated.0.path().join("values.yaml");
+    let generated = generate_certificates();
+    let file = generated.path("values.yaml");
     fs::write(&file, "unknown: null\n").unwrap();
     let values = ["--values".to_owned(), file.display().to_string()];
-    let settings: Vec<_> = values.into_iter().chain(generated.set()).collect();
+    let settings: Vec<_> = values.into_iter().chain(generated.all()).collect();
     let helm = ["template", "weft-control-plane", "charts/weft-control-plane", "--namespace", MESH];
     let helm = Command::new("helm").args(helm).args(&settings).current_dir(Cluster::repository()).output().unwrap();
     for failed in [helm, weft(&cluster, &["install", "--ignore-cluster"], &settings)] {
@@ -209,8 +187,8 @@ fn a_null_without_a_value_to_remove_is_refused_as_by_helm() {
 #[test]
 fn a_value_that_cannot_be_right_is_refused() {
     let cluster = Cluster::from_env().unwrap();
-    let generated = Certificates::generate();
-    let certificates = generated.set();
+    let generated = generate_certificates();
+    let certificates = generated.all();
     for (setting, words) in [
         ("controllerReplica=3", "controllerReplica"),
         ("controller.tracing.enabled=true", "not supported yet"),

@@ -6,7 +6,7 @@ use super::*;
 #[test]
 fn an_installation_has_what_it_needs_and_leaves_nothing() {
     let cluster = Cluster::from_env().unwrap();
-    let certificates = Certificates::generate();
+    let certificates = generate_certificates();
     let manifest = |chart: &[&str], more: &[String]| succeeded(&helm(&[&["template", "weft"], chart].concat(), more));
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("rendered.yaml");

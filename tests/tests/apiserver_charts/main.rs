@@ -13,7 +13,6 @@ mod values;
 use std::{
     collections::BTreeSet,
     fs,
-    path::Path,
     process::{Command, Output},
     time::Duration,
 };
@@ -23,56 +22,23 @@ use weft_k8s_api::{
     inject::{Decision, RedirectionDefaults, inject},
     values::Values,
 };
-use weft_tests::cluster::Cluster;
+use weft_tests::{certificates::Certificates, cluster::Cluster, output::succeeded};
 use weft_tls::ca::Root;
 
 const CONTROL_PLANE: &str = "charts/weft-control-plane";
 const CRDS: &str = "charts/weft-crds";
 const MESH: &str = "linkerd";
 
-/// Certificates in files, for `--set-file`.
-struct Certificates(tempfile::TempDir);
-
-impl Certificates {
-    fn generate() -> Self {
-        let root = Root::generate("root.linkerd.cluster.local").unwrap();
-        let issuer = root.issue_issuer("identity.linkerd.cluster.local").unwrap();
-        let directory = tempfile::tempdir().unwrap();
-        for (name, pem) in
-            [("ca.crt", root.certificate_pem()), ("issuer.crt", &issuer.certificate), ("issuer.key", &issuer.key)]
-        {
-            fs::write(directory.path().join(name), pem).unwrap();
-        }
-        Self(directory)
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.0.path().join(name).display().to_string()
-    }
-
-    fn set(&self, value: &str, file: &str) -> [String; 2] {
-        ["--set-file".to_owned(), format!("{value}={}", self.path(file))]
-    }
-
-    /// All values that the chart requires.
-    fn all(&self) -> Vec<String> {
-        [
-            self.set("identityTrustAnchorsPEM", "ca.crt"),
-            self.set("identity.issuer.tls.crtPEM", "issuer.crt"),
-            self.set("identity.issuer.tls.keyPEM", "issuer.key"),
-        ]
-        .concat()
-    }
+/// A new trust anchor, and an issuer that it has signed.
+fn generate_certificates() -> Certificates {
+    let root = Root::generate("root.linkerd.cluster.local").unwrap();
+    let issuer = root.issue_issuer("identity.linkerd.cluster.local").unwrap();
+    Certificates::write(root.certificate_pem(), &issuer.certificate, &issuer.key).unwrap()
 }
 
 fn helm(arguments: &[&str], more: &[String]) -> Output {
     let mut helm = Command::new("helm");
     helm.args(arguments).args(more).current_dir(Cluster::repository()).output().unwrap()
-}
-
-fn succeeded(output: &Output) -> String {
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 fn render(more: &[String]) -> String {

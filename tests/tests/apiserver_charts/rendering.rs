@@ -6,7 +6,7 @@ use super::*;
 #[test]
 fn monitoring_objects_select_every_metrics_port_and_alerts_fire() {
     let cluster = Cluster::from_env().unwrap();
-    let certificates = Certificates::generate();
+    let certificates = generate_certificates();
     // kubectl does not know these kinds here, and need not.
     let names = |setting: &str| -> Vec<String> {
         let rendered = render(&[certificates.all(), strings(&["--set", setting])].concat());
@@ -44,7 +44,7 @@ fn monitoring_objects_select_every_metrics_port_and_alerts_fire() {
 #[test]
 fn network_policies_admit_the_ports_that_are_served() {
     let cluster = Cluster::from_env().unwrap();
-    let certificates = Certificates::generate();
+    let certificates = generate_certificates();
     let settings = "networkPolicy.enabled=true,proxy.ports.inbound=5143,proxy.ports.control=5190,\
                     networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.team=ops";
     let rendered = objects(&cluster, &render(&[certificates.all(), strings(&["--set", settings])].concat()));
@@ -77,7 +77,7 @@ fn network_policies_admit_the_ports_that_are_served() {
 
 #[test]
 fn rendering_twice_is_rendering_once() {
-    let certificates = Certificates::generate();
+    let certificates = generate_certificates();
     let values = certificates.all();
     // Generated certificates would differ each time, so every upgrade would restart everything.
     assert_eq!(render(&values), render(&values));
@@ -85,7 +85,7 @@ fn rendering_twice_is_rendering_once() {
 
 #[test]
 fn what_discovery_may_read_depends_on_what_it_is_to_do() {
-    let certificates = Certificates::generate();
+    let certificates = generate_certificates();
     let with = |setting: &str| render(&[certificates.all(), strings(&["--set", setting])].concat());
     let (linked, plain) = (with("enableRemoteDiscovery=true"), render(&certificates.all()));
     for part in ["name: remote-discovery", "--enable-remote-discovery=true"] {
@@ -100,7 +100,7 @@ fn what_discovery_may_read_depends_on_what_it_is_to_do() {
 /// A kubelet of IPv6 alone probes nothing else.
 #[test]
 fn every_component_listens_on_the_families_that_proxies_have() {
-    let certificates = Certificates::generate();
+    let certificates = generate_certificates();
     for (setting, any) in [("disableIPv6=true", "0.0.0.0"), ("disableIPv6=false", "[::]")] {
         let rendered = render(&[certificates.all(), strings(&["--set", setting])].concat());
         let listening: Vec<_> = rendered
@@ -117,8 +117,8 @@ fn every_component_listens_on_the_families_that_proxies_have() {
 #[test]
 fn the_issuers_key_is_in_its_secret_only() {
     let cluster = Cluster::from_env().unwrap();
-    let certificates = Certificates::generate();
-    let key = fs::read_to_string(Path::new(&certificates.path("issuer.key"))).unwrap();
+    let certificates = generate_certificates();
+    let key = fs::read_to_string(certificates.path("issuer.key")).unwrap();
     let line = key.lines().nth(1).unwrap();
     let rendered = objects(&cluster, &render(&certificates.all()));
     let holders: Vec<_> = rendered.iter().filter(|object| object.to_string().contains(line)).collect();
@@ -134,8 +134,8 @@ fn the_issuers_key_is_in_its_secret_only() {
 #[test]
 fn a_client_authority_reaches_every_webhook() {
     let cluster = Cluster::from_env().unwrap();
-    let certificates = Certificates::generate();
-    let set = strings(&["--set-file", &format!("webhookClientCA={}", certificates.path("ca.crt"))]);
+    let certificates = generate_certificates();
+    let set = strings(&["--set-file", &format!("webhookClientCA={}", certificates.path("ca.crt").display())]);
     for (more, expected) in [(&set[..], 3), (&[], 0)] {
         let rendered = objects(&cluster, &render(&[certificates.all(), more.to_vec()].concat()));
         let deployments = rendered.iter().filter(|object| object["kind"] == "Deployment");
@@ -157,7 +157,7 @@ fn a_client_authority_reaches_every_webhook() {
 #[test]
 fn the_control_planes_own_proxy_is_the_injectors() {
     let cluster = Cluster::from_env().unwrap();
-    let certificates = Certificates::generate();
+    let certificates = generate_certificates();
     let tuning = "proxy.resources.cpu.request=100m,proxy.ports.admin=4999,proxy.cores=2,proxy.runtime.workers.maximum=3,\
                   proxy.runtime.workers.maximumCPURatio=0.5,proxy.requireTLSOnInboundPorts=1,\
                   proxy.enableShutdownEndpoint=true,proxy.shutdownGracePeriod=30s,proxy.waitBeforeExitSeconds=5,\
@@ -212,7 +212,7 @@ fn the_control_planes_own_proxy_is_the_injectors() {
 #[test]
 fn unanswered_ports_of_the_control_plane_are_not_denied() {
     let cluster = Cluster::from_env().unwrap();
-    let certificates = Certificates::generate();
+    let certificates = generate_certificates();
     let deny = strings(&["--set", "proxy.denyUnansweredPorts=true"]);
     let rendered = objects(&cluster, &render(&[certificates.all(), deny].concat()));
     let config = object(&rendered, "ConfigMap", "linkerd-config")["data"]["values"].as_str().unwrap();
@@ -229,7 +229,7 @@ fn unanswered_ports_of_the_control_plane_are_not_denied() {
 #[test]
 fn the_identity_service_refuses_plaintext() {
     let cluster = Cluster::from_env().unwrap();
-    let rendered = objects(&cluster, &render(&Certificates::generate().all()));
+    let rendered = objects(&cluster, &render(&generate_certificates().all()));
     let tls_ports = |name: &str| {
         let spec = &object(&rendered, "Deployment", name)["spec"]["template"]["spec"];
         let containers =
@@ -246,7 +246,7 @@ fn the_identity_service_refuses_plaintext() {
 #[test]
 fn objects_have_the_names_that_linkerds_check_looks_for() {
     let cluster = Cluster::from_env().unwrap();
-    let rendered = objects(&cluster, &render(&Certificates::generate().all()));
+    let rendered = objects(&cluster, &render(&generate_certificates().all()));
     for (kind, name) in [
         ("ClusterRole", "linkerd-linkerd-destination"),
         ("ClusterRole", "linkerd-linkerd-identity"),
@@ -277,7 +277,7 @@ fn objects_have_the_names_that_linkerds_check_looks_for() {
 #[test]
 fn the_agents_api_is_on_no_network() {
     let cluster = Cluster::from_env().unwrap();
-    let rendered = objects(&cluster, &render(&Certificates::generate().all()));
+    let rendered = objects(&cluster, &render(&generate_certificates().all()));
     let container = &object(&rendered, "DaemonSet", "weft-agent")["spec"]["template"]["spec"]["containers"][0];
     let arguments = container["args"].as_array().unwrap().iter().map(|argument| argument.as_str().unwrap());
     let listening: Vec<_> = arguments.filter(|argument| argument.contains("addr")).collect();
@@ -289,7 +289,7 @@ fn the_agents_api_is_on_no_network() {
 /// As those of every pod: the injector rounds, too (`values_without_an_annotation_become_variables`).
 #[test]
 fn requests_and_limits_of_cpu_bound_the_workers_of_the_control_planes_own_proxies() {
-    let certificates = Certificates::generate();
+    let certificates = generate_certificates();
     for (settings, least, most) in [
         ("proxy.cores=0", Some(1), None),
         ("proxy.resources.cpu.request=100m,proxy.resources.cpu.limit=1", Some(1), Some(1)),

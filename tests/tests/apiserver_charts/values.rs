@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn a_value_that_cannot_be_right_is_refused_by_name() {
-    let certificates = Certificates::generate();
+    let certificates = generate_certificates();
     let (anchors, crt, key) = ("identityTrustAnchorsPEM", "identity.issuer.tls.crtPEM", "identity.issuer.tls.keyPEM");
     let without = |value: &str| -> Vec<String> {
         let pairs = certificates.all().chunks(2).map(<[_]>::to_vec).collect::<Vec<_>>();
@@ -60,7 +60,7 @@ fn a_value_that_cannot_be_right_is_refused_by_name() {
 /// Every value of Linkerd's own files, by the transcriptions in k8s-api/linkerd.
 #[test]
 fn linkerds_own_values_are_understood() {
-    let certificates = Certificates::generate();
+    let certificates = generate_certificates();
     let with = |file: &str, more: &[&str]| {
         let arguments = [strings(&["-f", file]), certificates.all(), strings(more)].concat();
         render(&arguments)
@@ -86,7 +86,7 @@ fn linkerds_own_values_are_understood() {
 #[test]
 fn images_that_are_copied_from_linkerds_values_become_ours() {
     let cluster = Cluster::from_env().unwrap();
-    let certificates = Certificates::generate();
+    let certificates = generate_certificates();
     for (row, settings, controller, proxy, notes) in [
         ("a copy", "", "localhost/weft-control-plane:0.1.0", "localhost/weft-proxy:0.1.0", true),
         (
@@ -131,7 +131,7 @@ fn images_that_are_copied_from_linkerds_values_become_ours() {
 #[test]
 fn a_components_own_values_are_its_own() {
     let cluster = Cluster::from_env().unwrap();
-    let certificates = Certificates::generate();
+    let certificates = generate_certificates();
     let probes = |component: &str| {
         format!("{component}.livenessProbe.timeoutSeconds=7,{component}.readinessProbe.periodSeconds=9")
     };
@@ -174,7 +174,7 @@ fn a_components_own_values_are_its_own() {
 #[test]
 fn values_of_an_older_chart_are_enough() {
     let cluster = Cluster::from_env().unwrap();
-    let certificates = Certificates::generate();
+    let certificates = generate_certificates();
     let new = [
         "agent.updateStrategy",
         "destinationController.additionalArgs",

@@ -1,13 +1,13 @@
 //! Invalid input is reported: which object, which field, and what to do.
 
 use std::{
-    fs,
     panic::{self, AssertUnwindSafe},
     time::Duration,
 };
 
 use anyhow::bail;
 use serde_json::Value;
+use weft_tests::certificates::Certificates;
 use weft_tls::ca::Root;
 
 use crate::world::{CHART, MESH, SHOP, World};
@@ -19,9 +19,12 @@ const RESTRICTED: &str = r#"{"spec": {"securityContext": {"runAsNonRoot": true, 
 
 pub(super) fn missing_crds(world: &mut World) {
     let root = Root::generate("root.linkerd.cluster.local").unwrap();
-    let values = Values::new(root.certificate_pem(), &root.issue_issuer("identity.linkerd.cluster.local").unwrap());
+    let issuer = root.issue_issuer("identity.linkerd.cluster.local").unwrap();
+    let certificates = Certificates::write(root.certificate_pem(), &issuer.certificate, &issuer.key).unwrap();
+    let values = certificates.all();
+    let values: Vec<&str> = values.iter().map(String::as_str).collect();
     let install = ["install", "too-early", CHART, "--namespace", MESH, "--create-namespace"];
-    let (installed, said) = world.helm(&[&install[..], &values.arguments()].concat());
+    let (installed, said) = world.helm(&[&install[..], &values].concat());
     assert!(!installed, "{said}");
     assert!(said.contains("weft-crds") && said.contains("helm install"), "{said}");
     // Nothing of it may remain, or the tutorial would fail.
@@ -37,8 +40,10 @@ pub(super) fn missing_values(world: &mut World) {
 
 pub(super) fn mismatched_certificates(world: &mut World) {
     let stranger = Root::generate("stranger.linkerd.cluster.local").unwrap();
-    let values = Values::new("", &stranger.issue_issuer("identity.linkerd.cluster.local").unwrap());
-    let release = world.upgrade(&values.arguments());
+    let issuer = stranger.issue_issuer("identity.linkerd.cluster.local").unwrap();
+    let certificates = Certificates::write(stranger.certificate_pem(), &issuer.certificate, &issuer.key).unwrap();
+    let values = certificates.issuer();
+    let release = world.upgrade(&values.iter().map(String::as_str).collect::<Vec<_>>());
 
     // Rolled back in any case, so that later checks do not find a foreign issuer.
     let told = panic::catch_unwind(AssertUnwindSafe(|| foreign_issuer_is_told(world)));
@@ -65,37 +70,6 @@ fn foreign_issuer_is_told(world: &mut World) {
     let client = world.client(SHOP);
     let report = world.cluster.client(SHOP, &client, &["http1", "--target", "web.shop:80", "--count", "20"]).unwrap();
     assert_eq!(report.failures, 0, "{report:?}");
-}
-
-/// Certificates in files, for `helm --set-file`.
-struct Values {
-    directory: tempfile::TempDir,
-    anchors: bool,
-}
-
-impl Values {
-    fn new(anchors_pem: &str, issuer: &weft_tls::ca::IssuerPem) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        for (name, text) in [("ca.crt", anchors_pem), ("issuer.crt", &issuer.certificate), ("issuer.key", &issuer.key)]
-        {
-            fs::write(directory.path().join(name), text).unwrap();
-        }
-        Self { directory, anchors: !anchors_pem.is_empty() }
-    }
-
-    fn arguments(&self) -> Vec<&'static str> {
-        let value = |name: &str, file: &str| format!("{name}={}", self.directory.path().join(file).display());
-        let mut arguments = vec![
-            "--set-file".to_owned(),
-            value("identity.issuer.tls.crtPEM", "issuer.crt"),
-            "--set-file".to_owned(),
-            value("identity.issuer.tls.keyPEM", "issuer.key"),
-        ];
-        if self.anchors {
-            arguments.extend(["--set-file".to_owned(), value("identityTrustAnchorsPEM", "ca.crt")]);
-        }
-        arguments.into_iter().map(|argument| &*argument.leak()).collect()
-    }
 }
 
 pub(super) fn unreadable_annotation(world: &mut World) {
