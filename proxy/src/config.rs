@@ -171,6 +171,8 @@ pub(crate) struct InboundConfig {
     pub(crate) max_idle_connections: usize,
     /// Requests in flight per worker; beyond it they are shed.
     pub(crate) max_in_flight: usize,
+    /// Those of one client's address (`WEFT_PROXY_INBOUND_MAX_IN_FLIGHT_PER_CLIENT`).
+    pub(crate) max_in_flight_of_a_client: Option<usize>,
     /// How long an unused port's policy stays cached.
     pub(crate) discovery_idle_timeout: Duration,
     /// Policy of ports without a server.
@@ -439,6 +441,7 @@ impl Config {
                     .unwrap_or(Duration::from_secs(3)),
                 max_idle_connections: max_idle,
                 max_in_flight: env.number("INBOUND_MAX_IN_FLIGHT")?.unwrap_or(100_000),
+                max_in_flight_of_a_client: env.max_in_flight_of_a_client()?,
                 discovery_idle_timeout: env
                     .duration("INBOUND_DISCOVERY_IDLE_TIMEOUT")?
                     .unwrap_or(Duration::from_secs(90)),

@@ -105,6 +105,7 @@ pub(crate) async fn run(
             }
             _ = sweep.tick() => {
                 inbound.targets.sweep();
+                inbound.limit.sweep();
                 inbound.profiles.iter().for_each(Profiles::sweep);
             }
         }
@@ -120,7 +121,8 @@ impl Inbound {
             labels,
             authorities: shared.config.inbound.authority_labels.then(Authorities::default),
             policies,
-            limit: RequestLimit::new(shared.config.inbound.max_in_flight),
+            limit: RequestLimit::new(shared.config.inbound.max_in_flight)
+                .of_a_client(shared.config.inbound.max_in_flight_of_a_client),
             failures: FailureLog::default(),
             sources: Mutex::new(HashMap::new()),
             gateway: None,
@@ -186,7 +188,7 @@ impl Inbound {
             return Arc::clone(known);
         }
         let mut labels = self.labels.labels(target);
-        client.tls.append_labels(&mut labels);
+        client.tls.append_labels(&self.shared.metrics.client_ids, &mut labels);
         self.append_server(server, target, &mut labels);
         let metrics = Arc::new(self.shared.metrics.transport(Direction::Inbound, Peer::Src, &labels));
         if sources.len() >= SOURCES {

@@ -61,6 +61,8 @@ pub(crate) struct ProxyMetrics {
     route_actual: HttpFamilies,
     route_retryable: Counters,
     retained: Retained,
+    /// The values of the label `client_id` of inbound families.
+    pub(crate) client_ids: Arc<ClientIds>,
     /// `inbound_http_authz_allow_total`.
     pub(crate) inbound_http_allow: Counters,
     /// `inbound_http_authz_deny_total`.
@@ -196,24 +198,27 @@ impl InboundTargets {
     }
 }
 
-/// The values of the label `authority`. Clients choose them; a limited number are told apart.
-#[derive(Debug, Default)]
-pub(crate) struct Authorities(Mutex<HashSet<Arc<str>>>);
+/// The values of the label `authority`, per worker.
+pub(crate) type Authorities = LabelValues<128>;
+/// The values of the label `client_id`.
+pub(crate) type ClientIds = LabelValues<1024>;
 
-impl Authorities {
-    /// Authorities with their own labels, per worker.
-    const MOST: usize = 128;
+/// The values of a label that clients choose: the first `MOST` of them, and `other` for the rest.
+#[derive(Debug, Default)]
+pub(crate) struct LabelValues<const MOST: usize>(Mutex<HashSet<Arc<str>>>);
+
+impl<const MOST: usize> LabelValues<MOST> {
     /// The longest of them, in bytes.
     const LONGEST: usize = 256;
 
-    /// The label's value for an authority.
-    pub(crate) fn value(&self, authority: &str) -> Arc<str> {
+    /// The label's value for what a client chose.
+    pub(crate) fn value(&self, chosen: &str) -> Arc<str> {
         let mut known = self.0.lock();
-        if let Some(known) = known.get(authority) {
+        if let Some(known) = known.get(chosen) {
             return Arc::clone(known);
         }
-        let is_new = known.len() < Self::MOST && authority.len() <= Self::LONGEST;
-        let value: Arc<str> = if is_new { authority.into() } else { "other".into() };
+        let is_new = known.len() < MOST && chosen.len() <= Self::LONGEST;
+        let value: Arc<str> = if is_new { chosen.into() } else { "other".into() };
         if is_new {
             known.insert(Arc::clone(&value));
         }
@@ -451,7 +456,7 @@ mod tests {
     fn authorities_beyond_a_number_share_a_label() {
         let authorities = Authorities::default();
         let values: HashSet<_> = (0..1000).map(|n| authorities.value(&format!("host-{n}:80"))).collect();
-        assert_eq!(values.len(), Authorities::MOST + 1);
+        assert_eq!(values.len(), 128 + 1);
         assert_eq!(&*authorities.value("host-0:80"), "host-0:80");
         assert_eq!(&*authorities.value("host-999:80"), "other");
         assert_eq!(&*Authorities::default().value(&"a".repeat(1000)), "other");

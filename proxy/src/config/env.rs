@@ -408,6 +408,12 @@ impl<'a> Env<'a> {
         Ok(timeout.filter(|timeout| !timeout.is_zero()).unwrap_or(Duration::from_secs(600)))
     }
 
+    pub(super) fn max_in_flight_of_a_client(&self) -> Result<Option<usize>, ConfigError> {
+        self.parse_own("INBOUND_MAX_IN_FLIGHT_PER_CLIENT", "a number above zero", |value| {
+            value.parse().ok().filter(|limit| *limit > 0)
+        })
+    }
+
     pub(super) fn unanswered(&self) -> Result<Unanswered, ConfigError> {
         let unanswered = self.parse_own("INBOUND_POLICY_UNANSWERED", "default or deny", |value| match value {
             "default" => Some(Unanswered::Default),

@@ -124,6 +124,7 @@ fn reads_what_the_injector_writes() {
         ("WEFT_PROXY_REQUIRE_REDIRECT", "true"),
         ("WEFT_PROXY_INBOUND_POLICY_TIMEOUT", "0"),
         ("WEFT_PROXY_INBOUND_POLICY_UNANSWERED", "deny"),
+        ("WEFT_PROXY_INBOUND_MAX_IN_FLIGHT_PER_CLIENT", "7"),
     ])
     .unwrap();
     assert_eq!(config.outbound.listen.len(), 2);
@@ -140,6 +141,7 @@ fn reads_what_the_injector_writes() {
     assert_eq!(config.http2.inbound_server.max_streams, 500);
     assert_eq!(config.inbound.policy_timeout, Duration::ZERO);
     assert_eq!(config.inbound.unanswered, Unanswered::Deny);
+    assert_eq!(config.inbound.max_in_flight_of_a_client, Some(7));
 }
 
 #[test]
@@ -167,6 +169,7 @@ fn errors_name_the_variable_and_never_the_value() {
         ("WEFT_PROXY_REQUIRE_REDIRECT", "maybe"),
         ("WEFT_PROXY_INBOUND_POLICY_TIMEOUT", "soon"),
         ("WEFT_PROXY_HTTP1_IDLE_TIMEOUT", "never"),
+        ("WEFT_PROXY_INBOUND_MAX_IN_FLIGHT_PER_CLIENT", "many"),
         ("WEFT_PROXY_INBOUND_POLICY_UNANSWERED", "allow"),
     ] {
         let message = parse(&[(variable, value)]).unwrap_err().to_string();

@@ -447,6 +447,11 @@ pub(super) const OWN: &[Variable] = &[
         "`default`",
         "policy of ports without an answer in that time: `default` or `deny`",
     ),
+    Variable::new(
+        "WEFT_PROXY_INBOUND_MAX_IN_FLIGHT_PER_CLIENT",
+        "none",
+        "requests per worker of one client's address; more are shed",
+    ),
     Variable::new("WEFT_PROXY_HTTP1_IDLE_TIMEOUT", "`10m`", "time for a request's head, idle time before it included"),
 ];
 

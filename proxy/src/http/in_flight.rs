@@ -1,36 +1,92 @@
 //! The limit of requests that a worker answers at once. Requests beyond it are shed.
+//!
+//! Owns that one client cannot have all of them: in the upper half of the limit, a client has a sixteenth of it at most.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
+
+use parking_lot::Mutex;
 
 /// Counts requests up to a limit. Clones share the count.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestLimit {
     count: Arc<AtomicUsize>,
     limit: usize,
+    /// The limit of one client, where there is one.
+    of_a_client: usize,
+    clients: Arc<Mutex<HashMap<IpAddr, Weak<AtomicUsize>>>>,
 }
+
+/// The requests of one client, over all of its connections.
+#[derive(Clone, Debug)]
+pub(crate) struct ClientRequests(Arc<AtomicUsize>);
 
 /// The permit of a request in flight, held until the end of the response.
 #[derive(Debug)]
-pub(crate) struct Permit(Arc<AtomicUsize>);
+pub(crate) struct Permit {
+    all: Counted,
+    client: Option<Counted>,
+}
+
+/// One more, until it is dropped.
+#[derive(Debug)]
+struct Counted(Arc<AtomicUsize>);
 
 impl RequestLimit {
     /// Admits at most `limit` requests at once.
     pub(crate) fn new(limit: usize) -> Self {
-        Self { count: Arc::default(), limit }
+        Self { count: Arc::default(), limit, of_a_client: usize::MAX, clients: Arc::default() }
+    }
+
+    /// The same with a limit for each client.
+    pub(crate) fn of_a_client(self, limit: Option<usize>) -> Self {
+        Self { of_a_client: limit.unwrap_or(usize::MAX), ..self }
+    }
+
+    /// The requests of the client at this address.
+    pub(crate) fn client(&self, addr: IpAddr) -> ClientRequests {
+        let mut clients = self.clients.lock();
+        let known = clients.entry(addr).or_default();
+        let requests = known.upgrade().unwrap_or_default();
+        *known = Arc::downgrade(&requests);
+        ClientRequests(requests)
+    }
+
+    /// Forgets clients without a connection.
+    pub(crate) fn sweep(&self) {
+        self.clients.lock().retain(|_, requests| requests.strong_count() > 0);
     }
 
     /// Admits a request; `None` if there are too many.
     pub(crate) fn admit(&self) -> Option<Permit> {
-        let before = self.count.fetch_add(1, Ordering::Relaxed);
-        let permit = Permit(Arc::clone(&self.count));
-        (before < self.limit).then_some(permit)
+        let (before, all) = Counted::begin(&self.count);
+        (before < self.limit).then_some(Permit { all, client: None })
+    }
+
+    /// Admits a client's request; `None` if there are too many, or too many of this client's while there are many.
+    pub(crate) fn admit_from(&self, client: &ClientRequests) -> Option<Permit> {
+        let (before, all) = Counted::begin(&self.count);
+        let (of_client, client) = Counted::begin(&client.0);
+        let has_share = before < self.limit / 2 || of_client < (self.limit / 16).max(1);
+        (before < self.limit && has_share && of_client < self.of_a_client)
+            .then_some(Permit { all, client: Some(client) })
     }
 }
 
-impl Drop for Permit {
+impl Counted {
+    /// How many there were before.
+    fn begin(count: &Arc<AtomicUsize>) -> (usize, Self) {
+        (count.fetch_add(1, Ordering::Relaxed), Self(Arc::clone(count)))
+    }
+}
+
+impl Drop for Counted {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -49,5 +105,25 @@ mod tests {
         drop(first);
         assert!(limit.admit().is_some());
         assert_eq!(limit.count.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn one_client_cannot_have_all_requests_in_flight() {
+        let limit = RequestLimit::new(160);
+        let addr = |last| IpAddr::from([10, 0, 0, last]);
+        let greedy = [limit.client(addr(1)), limit.client(addr(1))];
+        let held: Vec<_> = greedy.iter().cycle().take(200).filter_map(|client| limit.admit_from(client)).collect();
+        assert_eq!(held.len(), 80, "half of all, over its connections");
+        let others: Vec<_> = (2..=10).map(|last| limit.client(addr(last))).collect();
+        let served: Vec<_> = others.iter().cycle().take(200).filter_map(|client| limit.admit_from(client)).collect();
+        assert_eq!(served.len(), 80, "all that is left, and none has more than a sixteenth");
+        drop((held, served));
+        assert_eq!(limit.count.load(Ordering::Relaxed), 0);
+        let bounded = limit.clone().of_a_client(Some(3));
+        let held: Vec<_> = (0..10).filter_map(|_| bounded.admit_from(&others[0])).collect();
+        assert_eq!(held.len(), 3);
+        drop((greedy, others));
+        limit.sweep();
+        assert!(limit.clients.lock().is_empty());
     }
 }

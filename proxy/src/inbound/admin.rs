@@ -106,7 +106,7 @@ impl AdminPort {
         if let Some(authz) = authz {
             authz.append_labels("authz", &mut labels);
         }
-        client.tls.append_labels(&mut labels);
+        client.tls.append_labels(&self.shared.metrics.client_ids, &mut labels);
         self.shared.metrics.count(name, family, &labels);
     }
 }

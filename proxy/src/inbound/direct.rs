@@ -77,12 +77,12 @@ pub(super) async fn negotiate(
 /// Counts a header.
 fn count(inbound: &Inbound, header: &TransportHeader, target: SocketAddr, client_id: &str) {
     let protocol = header.protocol.map(SessionProtocol::label).unwrap_or_default();
+    let metrics = &inbound.shared.metrics;
     let labels = vec![
         label("session_protocol", protocol),
         label("target_port", inbound.labels.port(target)),
         label("target_name", inbound.target_name(header)),
-        label("client_id", client_id.to_owned()),
+        label("client_id", metrics.client_ids.value(client_id).to_string()),
     ];
-    let metrics = &inbound.shared.metrics;
     metrics.count("inbound_tcp_transport_header_connections", &metrics.inbound_transport_header, &labels);
 }

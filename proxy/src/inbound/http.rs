@@ -42,7 +42,7 @@ use crate::{
         },
         form,
         headers::{CLIENT_ID, ORIG_PROTO, log_request, log_response, strip_hop_by_hop, wants_upgrade},
-        in_flight::Permit,
+        in_flight::{ClientRequests, Permit},
         orig_proto::{downgrade_request, to_absolute_form, upgrade_response},
         respond::{Failure, RequestKind},
         serve::{Closing, Reset},
@@ -89,6 +89,8 @@ pub(super) struct Finish {
 pub(super) struct HttpConnection {
     inbound: Arc<Inbound>,
     client: Client,
+    /// The client's requests, over all of its connections.
+    requests: ClientRequests,
     /// The client's identity, as the application sees it.
     client_id: Option<HeaderValue>,
     target: Arc<ApplicationPort>,
@@ -147,7 +149,7 @@ impl HttpConnection {
         let kind = RequestKind::inbound(request.version(), request.headers(), is_carried, self.client.is_meshed());
 
         // As in Linkerd, the limit comes before policy: what is denied takes part, too.
-        let permit = self.inbound.limit.admit().ok_or(Failure::LoadShed);
+        let permit = self.inbound.limit.admit_from(&self.requests).ok_or(Failure::LoadShed);
         let admitted = permit.and_then(|permit| Ok((permit, self.admit(&mut request)?)));
         let mut response = match admitted {
             Err(failure) => self.refuse(&failure, &failure, kind, None, arrived),

@@ -103,6 +103,6 @@ fn count(
     if let Some(authz) = authz {
         authz.append_labels("authz", &mut labels);
     }
-    client.tls.append_labels(&mut labels);
+    client.tls.append_labels(&inbound.shared.metrics.client_ids, &mut labels);
     inbound.shared.metrics.count(name, family, &labels);
 }

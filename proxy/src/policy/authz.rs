@@ -16,7 +16,7 @@ use ipnet::IpNet;
 use weft_tls::identity::Identity;
 
 use crate::{
-    metrics::{Labels, label},
+    metrics::{ClientIds, Labels, label},
     route::Meta,
 };
 
@@ -182,11 +182,11 @@ impl Client {
 }
 
 impl ClientTls {
-    /// Appends `tls` and the labels that belong to it.
-    pub(crate) fn append_labels(&self, labels: &mut Labels) {
+    /// Appends `tls` and the labels that belong to it; `ids` are the clients that have a label of their own.
+    pub(crate) fn append_labels(&self, ids: &ClientIds, labels: &mut Labels) {
         match self {
             Self::Established(identity) => {
-                let id = identity.as_ref().map(Identity::to_string).unwrap_or_default();
+                let id = identity.as_ref().map(|identity| ids.value(identity.as_str()).to_string()).unwrap_or_default();
                 labels.extend([label("tls", "true"), label("client_id", id)]);
             }
             Self::Passthrough => labels.push(label("tls", "opaque")),
@@ -309,5 +309,19 @@ mod tests {
         let list = [named("web", identities(&["web.demo"], &[])), named("rest", Authentication::Unauthenticated)];
         assert_eq!(&*authorize(&list, &client("10.0.0.1", meshed("web.demo"))).unwrap().name, "web");
         assert_eq!(&*authorize(&list, &client("10.0.0.1", PLAIN)).unwrap().name, "rest");
+    }
+
+    #[test]
+    fn clients_beyond_a_number_share_a_label() {
+        let ids = ClientIds::default();
+        let labels = |number| {
+            let mut labels = Labels::new();
+            meshed(&format!("a{number}.demo")).append_labels(&ids, &mut labels);
+            labels
+        };
+        let seen: std::collections::HashSet<_> = (0..5000).map(labels).collect();
+        assert_eq!(seen.len(), 1024 + 1);
+        assert!(seen.contains(&vec![label("tls", "true"), label("client_id", "other")]));
+        assert_eq!(labels(0)[1], label("client_id", "a0.demo"), "the first ones keep their own");
     }
 }

@@ -55,6 +55,7 @@ fn connection(
     gateway: Option<Route>,
 ) -> HttpConnection {
     HttpConnection {
+        requests: inbound.limit.client(client.addr.ip()),
         client_id: client.identity().and_then(|id| HeaderValue::from_str(id.as_str()).ok()),
         target: inbound.targets.get(target),
         http2: OnceLock::new(),

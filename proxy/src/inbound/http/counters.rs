@@ -66,7 +66,7 @@ impl Counters {
         let HttpConnection { inbound, client, target: port, .. } = connection;
         let mut labels = route_labels(inbound, policy, Some(&matched.details.meta), port.addr);
         authz.append_labels("authz", &mut labels);
-        client.tls.append_labels(&mut labels);
+        client.tls.append_labels(&inbound.shared.metrics.client_ids, &mut labels);
         let metrics = &inbound.shared.metrics;
         let mut of_http = labels.clone();
         if let Some(authority) = &authority {
@@ -97,7 +97,7 @@ impl Counters {
         target: SocketAddr,
     ) {
         let mut labels = route_labels(inbound, policy, Some(route), target);
-        client.tls.append_labels(&mut labels);
+        client.tls.append_labels(&inbound.shared.metrics.client_ids, &mut labels);
         let metrics = &inbound.shared.metrics;
         metrics.count("inbound_http_authz_deny", &metrics.inbound_http_deny, &labels);
     }
@@ -111,7 +111,7 @@ impl Counters {
         target: SocketAddr,
     ) {
         let mut labels = route_labels(inbound, policy, None, target);
-        client.tls.append_labels(&mut labels);
+        client.tls.append_labels(&inbound.shared.metrics.client_ids, &mut labels);
         let metrics = &inbound.shared.metrics;
         metrics.count("inbound_http_route_not_found", &metrics.inbound_http_route_not_found, &labels);
     }
@@ -129,7 +129,7 @@ impl Counters {
         let mut labels = route_labels(inbound, policy, None, target);
         limit.meta.append_labels("ratelimit", &mut labels);
         labels.push(label("ratelimit_scope", scope.label()));
-        client.tls.append_labels(&mut labels);
+        client.tls.append_labels(&inbound.shared.metrics.client_ids, &mut labels);
         let metrics = &inbound.shared.metrics;
         metrics.count("inbound_http_local_ratelimit", &metrics.inbound_http_ratelimit, &labels);
     }
