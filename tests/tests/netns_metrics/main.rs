@@ -1,9 +1,10 @@
 //! What `weft stat` and its siblings say about a running mesh, compared with the clients' own counts, and what a
 //! Prometheus has of it. All tests of this file share one mesh; each counts between pods that no other test uses
-//! together.
+//! together. `counts` has a mesh of its own.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod counts;
 mod dashboards;
 mod terminal;
 
@@ -45,35 +46,9 @@ spec:
         pathRegex: /invoices
 ";
 
-/// A client and a server of a test that counts: nobody else sends between them, not even probes.
-const COUNTED: &str = "
-apiVersion: v1
-kind: Pod
-metadata: {name: counter, namespace: shop, labels: {app: counter}}
-spec:
-  containers: [{name: counter, image: weft.io/examples, command: [weft-client, wait]}]
----
-apiVersion: v1
-kind: Pod
-metadata: {name: counted, namespace: shop, labels: {app: counted}}
-spec:
-  containers: [{name: counted, image: weft.io/examples, command: [weft-echo], args: [--http, '8080']}]
----
-apiVersion: v1
-kind: Service
-metadata: {name: counted, namespace: shop}
-spec: {selector: {app: counted}, ports: [{name: http, port: 80, targetPort: 8080}]}
----
-apiVersion: linkerd.io/v1alpha2
-kind: ServiceProfile
-metadata: {name: counted.shop.svc.cluster.local, namespace: shop}
-spec: {routes: [{name: all, condition: {pathRegex: /.*}}]}
-";
-
 static MESH: Shared = Shared::with(|| {
     let manifests = Manifests::example().unwrap_or_else(|error| panic!("write the example manifests: {error}"));
     manifests.write("profile.yaml", PROFILE).unwrap_or_else(|error| panic!("write a ServiceProfile: {error}"));
-    manifests.write("counted.yaml", COUNTED).unwrap_or_else(|error| panic!("write two pods: {error}"));
     (manifests, Options { name: unique_name("t-metrics"), ..Options::default() })
 });
 
@@ -198,64 +173,6 @@ fn what_was_counted_is_what_the_client_sent() {
                 ["latency_ms_p50", "latency_ms_p95", "latency_ms_p99"].map(|name| row[name].as_f64().unwrap());
             assert!(latency[0] > 0.0 && latency[0] <= latency[1] && latency[1] <= latency[2], "{counted}");
         }
-    });
-}
-
-/// Every command's count of one load, which begins when all have looked once and ends before they look again.
-#[test]
-fn every_command_counts_what_the_client_sent() {
-    const SENT: [(&str, u64); 2] = [("/counted", 450), ("/status/503", 50)];
-    type Pick = fn(&Value) -> Option<&Value>;
-    let commands: [(&[&str], Pick); 7] = [
-        (&["stat", "po/counter", "--to", "svc/counted"], |rows| rows.get(0)),
-        (&["stat", "svc/counted"], |rows| rows.get(0)),
-        (&["stat-inbound", "po/counted"], |rows| rows.as_array()?.iter().find(|row| row["port"] == "8080")),
-        (&["stat-outbound", "po/counter"], |rows| rows.as_array()?.iter().find(|row| row["service"] == "counted")),
-        (&["edges", "po"], |rows| rows.as_array()?.iter().find(|row| row["dst"] == "counted")),
-        (&["routes", "po/counter", "--to", "svc/counted"], |tables| tables["pod/counter"].get(0)),
-        (&["routes", "svc/counted"], |tables| tables["service/counted"].get(0)),
-    ];
-    MESH.test(async |mesh| {
-        eventually("the client's counts", Duration::from_secs(120), async || {
-            let start = |arguments: &&[&str]| {
-                let mut weft = command(mesh, arguments);
-                weft.args(["-n", "shop", "-t", "8s", "-o", "json"]).stdout(Stdio::piped()).spawn().unwrap()
-            };
-            let mut running: Vec<Child> = commands.iter().map(|(arguments, _)| start(arguments)).collect();
-            let live = |verb: &str| Running::start(mesh, &[verb, "po/counter", "-n", "shop", "--max-rps", "1000"]);
-            let (top, tap) = (live("top"), live("tap"));
-            tokio::time::sleep(Duration::from_secs(3)).await;
-            let pod = mesh.pod_of("shop", "counter").await.unwrap();
-            for (path, count) in SENT {
-                let count = count.to_string();
-                let load =
-                    ["http1", "--target", "counted.shop:80", "--path", path, "--count", &count, "--pause", "2ms"];
-                mesh.load("shop", &pod, &load).await.unwrap();
-            }
-            for (child, (arguments, pick)) in running.drain(..).zip(&commands) {
-                let output = child.wait_with_output().unwrap();
-                let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
-                let row = pick(&answer).ok_or_else(|| format!("{arguments:?}: {answer:#}"))?;
-                let counts = (row["successes"].as_u64(), row["failures"].as_u64());
-                let right = counts == (Some(SENT[0].1), Some(SENT[1].1));
-                if !right {
-                    return Err(format!("{arguments:?}: {answer:#}"));
-                }
-            }
-            let seen: Vec<String> = tap.lines.try_iter().collect();
-            let shown =
-                |status: &str| seen.iter().filter(|line| line.starts_with("rsp") && line.contains(status)).count();
-            let of_tap = [" :status=200 ", " :status=503 "].map(|status| shown(status) as u64);
-            let table: Vec<String> = top.lines.try_iter().collect();
-            let of_top = SENT.map(|(path, _)| {
-                let row = table.iter().rev().map(|line| line.split_whitespace().collect::<Vec<_>>());
-                row.filter(|cells| cells.get(3) == Some(&path)).find_map(|cells| cells[4].parse::<u64>().ok())
-            });
-            let sent = SENT.map(|(_, count)| count);
-            let right = of_tap == sent && of_top == sent.map(Some);
-            if right { Ok(()) } else { Err(format!("tap {of_tap:?}, top {of_top:?}: {table:#?}")) }
-        })
-        .await;
     });
 }
 
