@@ -51,8 +51,8 @@ static MESH: Shared = Shared::with(|| {
     (manifests, Options { name: unique_name("t-counts"), ..Options::default() })
 });
 
-/// The load: paths, and the number of requests for each. The first path is answered with 200. A proxy buffers 400 events
-/// of a tap (`BUFFERED_EVENTS` of `proxy/src/tap.rs`); these requests have three each, so that none is lost.
+/// The load: paths, and the number of requests for each. The first path is answered with 200. A request has three
+/// events, and a proxy buffers 400 of a tap (`BUFFERED_EVENTS` of `proxy/src/tap.rs`): none is lost.
 const SENT: [(&str, u64); 2] = [("/counted", 100), ("/status/503", 20)];
 /// The path of requests before the load.
 const BEFORE: &str = "/status/204";
