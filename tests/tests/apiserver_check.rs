@@ -380,7 +380,7 @@ fn rows(root: &Root) -> Vec<Row> {
             &["ConfigMap weft-broken/linkerd-identity-trust-roots", "does not exist"],
         ),
         row(
-            "anchors that are none",
+            "anchors that are not PEM",
             anchors("no PEM".into()),
             config,
             &["linkerd-identity-trust-roots, data[\"ca-bundle.crt\"]"],
@@ -410,7 +410,7 @@ fn rows(root: &Root) -> Vec<Row> {
             &["Secret weft-broken/linkerd-identity-issuer, data[\"key.pem\"]"],
         ),
         row(
-            "an issuer that is none",
+            "an issuer that is not PEM",
             issuer("crt.pem", "no PEM".into()),
             config,
             &["Secret weft-broken/linkerd-identity-issuer, data[\"crt.pem\"]"],

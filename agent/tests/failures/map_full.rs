@@ -415,5 +415,5 @@ pub(crate) fn events(world: &mut World) {
         told += watch.find(|event| event.dropped_before > 0).dropped_before;
     }
     let dropped = world.status().events_dropped;
-    assert_eq!(told, dropped, "all that was lost is told, once");
+    assert_eq!(told, dropped, "each lost event is counted in exactly one report");
 }
