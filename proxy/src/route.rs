@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use crate::metrics::{Labels, label};
 use matching::{HostMatch, RequestMatch};
+use readings::Reading;
 
 /// A route: the hosts it is for, and its rules.
 #[derive(Clone, Debug)]
@@ -43,6 +44,20 @@ impl<R> Route<R> {
     /// A route of one rule that takes every request.
     pub(crate) fn catch_all(action: R) -> Self {
         Self { hosts: Vec::new(), rules: vec![Rule { matches: Vec::new(), action }] }
+    }
+
+    /// The route for paths as this reading has them.
+    pub(crate) fn read(&self, reading: Reading) -> Route<()> {
+        let read = |rule: &Rule<R>| {
+            let matches = rule.matches.iter().map(|one| one.read(reading)).collect();
+            Rule { matches, action: () }
+        };
+        Route { hosts: self.hosts.clone(), rules: self.rules.iter().map(read).collect() }
+    }
+
+    /// Whether its paths are the same in all readings.
+    pub(crate) fn is_read_alike(&self) -> bool {
+        self.rules.iter().flat_map(|rule| &rule.matches).all(RequestMatch::is_read_alike)
     }
 }
 

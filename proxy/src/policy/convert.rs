@@ -70,8 +70,8 @@ fn http(
     limit: Option<proto::HttpLocalRateLimit>,
     server: &Arc<[Authorization]>,
 ) -> Result<HttpPolicy, PolicyError> {
-    let mut policy =
-        HttpPolicy { routes: Vec::new(), details: Vec::new(), limit: limit.map(rate_limit).transpose()?.map(Arc::new) };
+    let limit = limit.map(rate_limit).transpose()?.map(Arc::new);
+    let (mut all, mut all_details) = (Vec::new(), Vec::new());
     let mut expressions = Expressions::new();
     for route in routes {
         let mut rules = Vec::new();
@@ -79,14 +79,14 @@ fn http(
             let filters = rule.filters.into_iter().map(http_filter).collect::<Result<_, _>>()?;
             rules.push(routes::http_rule(rule.matches, filters, &mut expressions)?);
         }
-        policy.routes.push(Route { hosts: routes::hosts(route.hosts)?, rules });
-        policy.details.push(details(route.metadata, route.authorizations, server)?);
+        all.push(Route { hosts: routes::hosts(route.hosts)?, rules });
+        all_details.push(details(route.metadata, route.authorizations, server)?);
     }
-    Ok(policy)
+    Ok(HttpPolicy::new(all, all_details, limit))
 }
 
 fn grpc_routes(routes: Vec<proto::GrpcRoute>, server: &Arc<[Authorization]>) -> Result<HttpPolicy, PolicyError> {
-    let mut policy = HttpPolicy { routes: Vec::new(), details: Vec::new(), limit: None };
+    let (mut all, mut all_details) = (Vec::new(), Vec::new());
     let mut expressions = Expressions::new();
     for route in routes {
         let mut rules = Vec::new();
@@ -94,10 +94,10 @@ fn grpc_routes(routes: Vec<proto::GrpcRoute>, server: &Arc<[Authorization]>) -> 
             let filters = rule.filters.into_iter().map(grpc_filter).collect::<Result<_, _>>()?;
             rules.push(routes::grpc_rule(rule.matches, filters, &mut expressions)?);
         }
-        policy.routes.push(Route { hosts: routes::hosts(route.hosts)?, rules });
-        policy.details.push(details(route.metadata, route.authorizations, server)?);
+        all.push(Route { hosts: routes::hosts(route.hosts)?, rules });
+        all_details.push(details(route.metadata, route.authorizations, server)?);
     }
-    Ok(policy)
+    Ok(HttpPolicy::new(all, all_details, None))
 }
 
 /// A route's authorizations add to the server's.

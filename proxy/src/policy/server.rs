@@ -17,7 +17,7 @@ use crate::{
         Meta, Route,
         filter::Filter,
         matching,
-        readings::{self, DotSegment},
+        readings::{self, DotSegment, Reading},
     },
 };
 
@@ -61,6 +61,8 @@ pub(crate) struct HttpPolicy {
     pub(crate) routes: Vec<Route<Vec<Filter>>>,
     /// Name and authorizations of each route, by the same index.
     pub(crate) details: Vec<RouteDetails>,
+    /// The routes as each reading has their paths, by its index; empty if all have them alike.
+    by_reading: Vec<Vec<Route<()>>>,
     /// The rate limit.
     pub(crate) limit: Option<Arc<RateLimit>>,
 }
@@ -160,21 +162,36 @@ impl ServerPolicy {
 }
 
 impl HttpPolicy {
+    /// The policy of these routes, whose details have the same index.
+    pub(crate) fn new(
+        routes: Vec<Route<Vec<Filter>>>,
+        details: Vec<RouteDetails>,
+        limit: Option<Arc<RateLimit>>,
+    ) -> Self {
+        let by_reading = if routes.iter().all(Route::is_read_alike) {
+            Vec::new()
+        } else {
+            Reading::all().map(|reading| routes.iter().map(|route| route.read(reading)).collect()).collect()
+        };
+        Self { routes, details, by_reading, limit }
+    }
+
     /// One route that matches everything, with the server's own authorizations.
     pub(crate) fn one_route(authorizations: &Arc<[Authorization]>) -> Self {
         let (meta, of_server) = (Arc::new(Meta::built_in("default")), Arc::clone(authorizations));
         let details = RouteDetails { meta, own: Vec::new(), of_server };
-        Self { routes: vec![Route::catch_all(Vec::new())], details: vec![details], limit: None }
+        Self::new(vec![Route::catch_all(Vec::new())], vec![details], None)
     }
 
     /// Whether no resource says anything about requests: there are no routes but those that the control plane or the
     /// proxy generated, and no limit.
-    pub(crate) fn is_default(&self) -> bool {
+    fn is_default(&self) -> bool {
         self.limit.is_none() && self.details.iter().all(|route| route.meta.is_default())
     }
 
-    /// The routes that a request takes if its application reads its path in another way than routes do; `None` where
-    /// there is no route then. Routes without a resource admit to one path exactly, or to all, and are left out.
+    /// The routes that a request takes if its application reads paths in another way than routes do; `None` where
+    /// there is no route then. Each reading applies to the request's path and to those of routes, so that a route
+    /// whose own path is encoded keeps its requests. There are none by default.
     ///
     /// # Errors
     /// [`DotSegment`].
@@ -182,9 +199,22 @@ impl HttpPolicy {
         if self.is_default() {
             return Ok(Vec::new());
         }
-        let found = |path: &String| matching::find_with_path(&self.routes, request, path);
-        let readings = readings::of(request.uri().path())?;
-        Ok(readings.iter().map(|path| self.details.get(found(path)?.route)).collect())
+        let path = request.uri().path();
+        let mut readings = readings::of(path)?;
+        if self.by_reading.is_empty() {
+            readings.dedup_by(|one, other| one.1 == other.1);
+        } else if readings.iter().all(|(reading, _)| *reading != Reading::DECODED) {
+            // The path is its own decoded form, and may be that of a route as well.
+            readings.push((Reading::DECODED, path.to_owned()));
+        }
+        let route = |(reading, path): &(Reading, String)| {
+            let found = match self.by_reading.get(reading.index()) {
+                Some(routes) => matching::find_with_path(routes, request, path),
+                None => matching::find_with_path(&self.routes, request, path),
+            };
+            self.details.get(found?.route)
+        };
+        Ok(readings.iter().map(route).collect())
     }
 
     /// Finds the route of a request.

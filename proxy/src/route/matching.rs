@@ -10,7 +10,10 @@ use std::cmp::Reverse;
 use http::{HeaderName, HeaderValue, Method, Request, header::HOST};
 use regex::Regex;
 
-use super::Route;
+use super::{
+    Route,
+    readings::{self, Reading},
+};
 
 /// A host of a route.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -189,6 +192,19 @@ impl HostMatch {
 }
 
 impl RequestMatch {
+    /// The match for paths as this reading has them.
+    pub(super) fn read(&self, reading: Reading) -> Self {
+        Self { path: self.path.as_ref().map(|path| path.read(reading)), ..self.clone() }
+    }
+
+    /// Whether its path is the same in all readings.
+    pub(super) fn is_read_alike(&self) -> bool {
+        match &self.path {
+            Some(PathMatch::Exact(path) | PathMatch::Prefix(path)) => readings::is_read_alike(path),
+            Some(PathMatch::Regex(_) | PathMatch::Rpc { .. } | PathMatch::Any) | None => true,
+        }
+    }
+
     fn rank<B>(&self, request: &Request<B>, path: &str) -> Option<(Rank, Option<usize>)> {
         let (path, prefix) = match &self.path {
             None => (MATCHES_ALL.0.path, MATCHES_ALL.1),
@@ -220,6 +236,15 @@ impl RequestMatch {
 }
 
 impl PathMatch {
+    /// The condition as this reading has it. An expression stays as it is: what it matches cannot be read.
+    fn read(&self, reading: Reading) -> Self {
+        match self {
+            Self::Exact(exact) => Self::Exact(reading.read(exact)),
+            Self::Prefix(prefix) => Self::Prefix(reading.read(prefix)),
+            Self::Regex(_) | Self::Rpc { .. } | Self::Any => self.clone(),
+        }
+    }
+
     /// How specifically a path matches, and how much of it a prefix matched.
     fn rank(&self, request_method: &Method, path: &str) -> Option<(PathRank, Option<usize>)> {
         match self {

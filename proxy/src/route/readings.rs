@@ -1,8 +1,8 @@
 //! The other paths that an application may read where a client sends one.
 //!
 //! Routes match a path as it was sent, as in Linkerd. Applications differ: most decode it before they route it, and
-//! many merge slashes or drop the parameters of segments. Without a look at these readings, `/%61dmin` would take the
-//! route of `/` and reach the application's `/admin`.
+//! many merge slashes or drop the parameters of segments, some before they decode and some afterwards. Without a look
+//! at these readings, `/%61dmin` would take the route of `/` and reach the application's `/admin`.
 //!
 //! Owns the readings. Refuses to know routes.
 
@@ -13,53 +13,110 @@ use percent_encoding::percent_decode_str;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DotSegment;
 
-/// The paths, other than this one, that an application may read; none for a path that all read alike.
+/// A way in which applications read paths, as the index of its steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reading(usize);
+
+type Step = fn(&str) -> String;
+
+/// The steps of each reading. The order matters: in `/a;%2Fb`, the parameter is `%2Fb` before decoding and empty after
+/// it.
+const READINGS: [&[Step]; 8] = [
+    &[decode_needless],
+    &[decode],
+    &[decode, backslashes, drop_parameters, merge],
+    &[decode, drop_parameters, backslashes, merge],
+    &[decode, drop_parameters, merge],
+    &[backslashes, drop_parameters, decode, backslashes, merge],
+    &[drop_parameters, decode, backslashes, merge],
+    // Tomcat's (`CoyoteAdapter.postParseRequest`).
+    &[drop_parameters, decode, merge],
+];
+
+impl Reading {
+    /// The whole path decoded.
+    pub(crate) const DECODED: Self = Self(1);
+
+    /// All readings, by index.
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        (0..READINGS.len()).map(Self)
+    }
+
+    /// Its place in [`Self::all`].
+    pub(crate) fn index(self) -> usize {
+        self.0
+    }
+
+    /// The path as this reading has it.
+    pub(crate) fn read(self, path: &str) -> String {
+        READINGS[self.0].iter().fold(path.to_owned(), |path, step| step(&path))
+    }
+}
+
+/// The readings that differ from the path itself; none for a path that all applications read alike.
 ///
 /// # Errors
 /// [`DotSegment`].
-pub(crate) fn of(path: &str) -> Result<Vec<String>, DotSegment> {
-    let is_plain = !path.contains(['%', ';', '\\']) && !path.contains("//") && !path.contains("/.");
-    if is_plain {
+pub(crate) fn of(path: &str) -> Result<Vec<(Reading, String)>, DotSegment> {
+    if is_plain(path) {
         return Ok(Vec::new());
     }
-    let decoded = percent_decode_str(path).decode_utf8_lossy();
-    let segments = segments(&decoded);
-    if segments.iter().any(|segment| matches!(*segment, "." | "..")) {
+    let mut readings: Vec<_> = Reading::all().map(|reading| (reading, reading.read(path))).collect();
+    let has_dots = |path: &str| path.split('/').any(|segment| matches!(segment, "." | ".."));
+    if readings.iter().any(|(_, read)| has_dots(read)) {
         return Err(DotSegment);
     }
-    let merged = format!("/{}", segments.join("/"));
-    let mut readings = vec![without_needless_encoding(path), decoded.into_owned(), merged];
-    readings.retain(|reading| reading != path);
-    readings.dedup();
+    readings.retain(|(_, read)| read != path);
     Ok(readings)
 }
 
-/// The segments that are not empty, without their parameters (`/a;v=1`), and with `\` as a separator, as some servers
-/// have it. The last one may be empty: a slash at the end counts.
-fn segments(path: &str) -> Vec<&str> {
-    let mut segments: Vec<&str> =
-        path.split(['/', '\\']).map(|segment| segment.split(';').next().unwrap_or_default()).collect();
-    let ends_with_slash = segments.last().is_some_and(|last| last.is_empty());
-    segments.retain(|segment| !segment.is_empty());
-    if ends_with_slash && !segments.is_empty() {
-        segments.push("");
-    }
-    segments
+/// Whether all applications read a path alike.
+pub(crate) fn is_read_alike(path: &str) -> bool {
+    is_plain(path) || Reading::all().all(|reading| reading.read(path) == path)
 }
 
-/// The path with those characters decoded that need no encoding (RFC 3986 section 6.2.2.2).
-fn without_needless_encoding(path: &str) -> String {
+/// Whether no step changes the path, nor has it dots. Most paths are plain.
+fn is_plain(path: &str) -> bool {
+    !path.contains(['%', ';', '\\']) && !path.contains("//") && !path.contains("/.")
+}
+
+/// Decodes the characters that need no encoding (RFC 3986 section 6.2.2.2).
+fn decode_needless(path: &str) -> String {
     let mut parts = path.split('%');
-    let mut reading = parts.next().unwrap_or_default().to_owned();
+    let mut read = parts.next().unwrap_or_default().to_owned();
     for part in parts {
         let (code, rest) = part.split_at_checked(2).unwrap_or((part, ""));
         match u8::from_str_radix(code, 16).map(char::from) {
-            Ok(character) if character.is_ascii_alphanumeric() || "-._~".contains(character) => reading.push(character),
-            _ => reading.extend(["%", code]),
+            Ok(character) if character.is_ascii_alphanumeric() || "-._~".contains(character) => read.push(character),
+            _ => read.extend(["%", code]),
         }
-        reading.push_str(rest);
+        read.push_str(rest);
     }
-    reading
+    read
+}
+
+fn decode(path: &str) -> String {
+    percent_decode_str(path).decode_utf8_lossy().into_owned()
+}
+
+/// Makes `\` a slash, as some servers do.
+fn backslashes(path: &str) -> String {
+    path.replace('\\', "/")
+}
+
+/// Drops the parameters of segments: `/a;v=1/b` becomes `/a/b`.
+fn drop_parameters(path: &str) -> String {
+    let segments: Vec<_> = path.split('/').map(|segment| segment.split(';').next().unwrap_or_default()).collect();
+    segments.join("/")
+}
+
+/// Drops empty segments, except the last: a slash at the end stays.
+fn merge(path: &str) -> String {
+    let mut segments: Vec<_> = path.split('/').filter(|segment| !segment.is_empty()).collect();
+    if path.ends_with('/') && !segments.is_empty() {
+        segments.push("");
+    }
+    format!("/{}", segments.join("/"))
 }
 
 #[cfg(test)]
@@ -68,10 +125,25 @@ mod tests {
 
     use super::*;
 
+    /// The different paths of the readings, in their order.
+    fn read(path: &str) -> Vec<String> {
+        let mut found: Vec<String> = Vec::new();
+        for (_, read) in of(path).unwrap() {
+            if !found.contains(&read) {
+                found.push(read);
+            }
+        }
+        found
+    }
+
     #[test]
     fn most_paths_are_read_alike() {
         for path in ["/", "/a/b", "/pkg.Service/Method", "/a.b/~c", "*", ""] {
             assert_eq!(of(path), Ok(Vec::new()), "{path}");
+        }
+        for (path, alike) in [("/a", true), ("/.well-known", true), ("/%zz", true), ("/a%20b", false), ("/a;b", false)]
+        {
+            assert_eq!(is_read_alike(path), alike, "{path}");
         }
     }
 
@@ -88,7 +160,23 @@ mod tests {
             ("/100%", &[]),
             ("/%zz%4", &[]),
         ] {
-            assert_eq!(of(path).unwrap(), expected, "{path}");
+            assert_eq!(read(path), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn parameters_are_dropped_before_and_after_decoding_and_with_and_without_backslashes() {
+        for (path, expected) in [
+            ("/admin;%2Fx/users", "/admin/users"),
+            ("/admin%3Bv%2Fx/users", "/admin/x/users"),
+            (r"/secret;\x", "/secret"),
+            (r"/secret;\x", "/secret/x"),
+            (r"/secret%3B\x", "/secret"),
+            (r"/x\secret;\y", "/x/secret"),
+            (r"/x;\%79/;%2Fz", "/x/y/"),
+            ("/a;%5Cb/c", "/a/c"),
+        ] {
+            assert!(read(path).iter().any(|read| read == expected), "{path}: {:?}", read(path));
         }
     }
 
@@ -105,11 +193,20 @@ mod tests {
     proptest! {
         /// What has been decoded and merged is read alike, unless it was encoded twice.
         #[test]
-        fn a_reading_has_no_further_readings(path in "(/[a-c;.]{0,3}|/%2[EF]|//){0,6}") {
-            if let Ok(readings) = of(&path)
-                && let Some(last) = readings.last()
-            {
-                prop_assert_eq!(of(last), Ok(Vec::new()), "{}", path);
+        fn a_reading_has_no_further_readings(path in "(/[a-c;.]{0,3}|/%2[EF]|//|\\\\|%3B){0,6}") {
+            if of(&path).is_ok() {
+                let read = Reading(2).read(&path);
+                prop_assert_eq!(of(&read), Ok(Vec::new()), "{}", path);
+            }
+        }
+
+        /// A path that begins with the segments of another still does so in each reading of both.
+        #[test]
+        fn a_prefix_of_whole_segments_stays_one(prefix in r"(/[a-b;%\\]{1,3}){1,3}", rest in "(/[a-c]{1,3}){0,2}") {
+            for reading in Reading::all() {
+                let (path, prefix) = (reading.read(&format!("{prefix}{rest}")), reading.read(&prefix));
+                let rest = path.strip_prefix(prefix.trim_end_matches('/'));
+                prop_assert!(rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/')), "{} {}", path, prefix);
             }
         }
     }

@@ -42,6 +42,16 @@ pub(super) fn prefix(path: &str) -> HttpRouteMatch {
     HttpRouteMatch { path: Some(PathMatch { kind }), ..HttpRouteMatch::default() }
 }
 
+fn regex(path: &str) -> HttpRouteMatch {
+    let kind = Some(path_match::Kind::Regex(path.to_owned()));
+    HttpRouteMatch { path: Some(PathMatch { kind }), ..HttpRouteMatch::default() }
+}
+
+fn exact(path: &str) -> HttpRouteMatch {
+    let kind = Some(path_match::Kind::Exact(path.to_owned()));
+    HttpRouteMatch { path: Some(PathMatch { kind }), ..HttpRouteMatch::default() }
+}
+
 pub(super) fn rule(found: HttpRouteMatch) -> http_route::Rule {
     http_route::Rule { matches: vec![found], filters: Vec::new() }
 }
@@ -70,17 +80,34 @@ async fn authorizations_of_a_route_admit_to_that_route_alone() {
     }
 }
 
+/// A server with a route of everything for anybody, and these for the clients of the server alone.
+fn closed_in_open(closed: &[HttpRouteMatch]) -> Server {
+    routed(vec![authz("server", only(&[CLIENT]))], |detect| {
+        detect.http_routes.push(route("all", vec![authz("anybody", anybody())], rule(prefix("/"))));
+        detect.http_routes.extend(closed.iter().map(|found| route("closed", Vec::new(), rule(found.clone()))));
+    })
+}
+
+/// A server with routes of these for anybody.
+fn open(found: &[HttpRouteMatch]) -> Server {
+    routed(Vec::new(), |detect| {
+        let open = |found: &HttpRouteMatch| route("open", vec![authz("anybody", anybody())], rule(found.clone()));
+        detect.http_routes.extend(found.iter().map(open));
+    })
+}
+
+/// Statuses of plaintext requests for paths.
+async fn expect_plain(world: &World, expected: &[(&str, u16)]) {
+    for (path, status) in expected {
+        assert_eq!(world.get(Via::Plain, Some(ELSEWHERE), path).await.0, *status, "{path}");
+    }
+}
+
 /// Applications decode paths before they route them, merge slashes, drop parameters, and resolve dots.
 #[tokio::test]
 async fn a_path_that_an_application_may_read_otherwise_needs_the_rights_for_each_reading() {
     let world = World::new(http_app().await).await;
-    let server = |more: Vec<HttpRoute>| {
-        routed(vec![authz("server", only(&[CLIENT]))], |detect| {
-            detect.http_routes.push(route("all", vec![authz("anybody", anybody())], rule(prefix("/"))));
-            detect.http_routes.extend(more);
-        })
-    };
-    world.policies.publish(world.app.port(), server(vec![route("admin", Vec::new(), rule(prefix("/admin")))]));
+    world.policies.publish(world.app.port(), closed_in_open(&[prefix("/admin"), exact("/one")]));
     for (path, plain, meshed) in [
         ("/other", 200, 200),
         ("/other%2Fadmin", 200, 200),
@@ -89,6 +116,13 @@ async fn a_path_that_an_application_may_read_otherwise_needs_the_rights_for_each
         ("/admin%2Fusers", 403, 200),
         ("//admin/users", 403, 200),
         ("/admin;v=1/users", 403, 200),
+        ("/admin/", 403, 200),
+        ("/one/x", 200, 200),
+        // Known: an application that ignores the last slash reads this as `/one`.
+        ("/one/", 200, 200),
+        ("/one;v=1", 403, 200),
+        ("/one;%2Fx", 403, 200),
+        (r"/one;\x", 403, 200),
         ("/%2561dmin", 200, 200),
         ("/x/../admin", 400, 400),
         ("/x/%2e%2e/admin", 400, 400),
@@ -97,16 +131,37 @@ async fn a_path_that_an_application_may_read_otherwise_needs_the_rights_for_each
         assert_eq!(world.get(Via::Tls, Some(ELSEWHERE), path).await.0, meshed, "{path}");
     }
     // A reading without a route is refused as any path without one.
-    let files = routed(Vec::new(), |detect| {
-        detect.http_routes.push(route("files", vec![authz("anybody", anybody())], rule(prefix("/files"))));
-    });
-    world.policies.publish(world.app.port(), files);
-    for (path, expected) in [("/files/a%20b", 200), ("/%66iles", 404), (r"/files\x", 404), ("/files/..%2Fadmin", 400)] {
-        assert_eq!(world.get(Via::Plain, Some(ELSEWHERE), path).await.0, expected, "{path}");
-    }
+    world.policies.publish(world.app.port(), open(&[prefix("/files")]));
+    let expected = [("/files/a%20b", 200), ("/%66iles", 404), (r"/files\x", 404), ("/files/..%2Fadmin", 400)];
+    expect_plain(&world, &expected).await;
     // Without a resource about requests there is nothing to get around.
     world.policies.publish(world.app.port(), detecting(vec![authz("a", anybody())]));
-    assert_eq!(world.get(Via::Plain, Some(ELSEWHERE), "/x/../%61").await.0, 200);
+    expect_plain(&world, &[("/x/../%61", 200), ("//healthz", 200)]).await;
+}
+
+/// The Gateway API allows encoded characters and parameters in a route's path.
+#[tokio::test]
+async fn a_route_whose_own_path_is_encoded_takes_its_requests_in_every_reading() {
+    let world = World::new(http_app().await).await;
+    world.policies.publish(world.app.port(), open(&[prefix("/my%20docs"), exact("/a;v=1")]));
+    let expected = [("/my%20docs", 200), ("/my%20docs/a%20b", 200), ("/a;v=1", 200), ("/other", 404), ("/a;v=2", 404)];
+    expect_plain(&world, &expected).await;
+    // What an expression matches cannot be read: it has to match all readings.
+    for (expression, expected) in [("/my%20docs/.*", 404), ("/my( |%20)docs/.*", 200)] {
+        world.policies.publish(world.app.port(), open(&[regex(expression)]));
+        expect_plain(&world, &[("/my%20docs/a", expected)]).await;
+    }
+    let closed = [prefix("/my%20docs"), exact("/a%2Bb"), exact("/%61dmin"), exact("/b;v=1")];
+    world.policies.publish(world.app.port(), closed_in_open(&closed));
+    let expected =
+        ["/my%20docs", "/my%20docs/a", "/m%79%20docs", "//my%20docs", "/my%20docs;v/a", "/a+b", "/admin", "/b;v=2"]
+            .map(|path| (path, 403));
+    expect_plain(&world, &expected).await;
+    expect_plain(&world, &[("/my", 200), ("/b", 200), ("/x%20y", 200)]).await;
+    // What others may not, the clients of the server may.
+    for path in ["/my%20docs/a", "/m%79%20docs", "/a+b", "/b;v=1"] {
+        assert_eq!(world.get(Via::Tls, Some(ELSEWHERE), path).await.0, 200, "{path}");
+    }
 }
 
 /// A port with detection takes bytes as long as no resource says anything about its requests.
