@@ -134,9 +134,15 @@ async fn a_path_that_an_application_may_read_otherwise_needs_the_rights_for_each
     world.policies.publish(world.app.port(), open(&[prefix("/files")]));
     let expected = [("/files/a%20b", 200), ("/%66iles", 404), (r"/files\x", 404), ("/files/..%2Fadmin", 400)];
     expect_plain(&world, &expected).await;
-    // Without a resource about requests there is nothing to get around.
-    world.policies.publish(world.app.port(), detecting(vec![authz("a", anybody())]));
-    expect_plain(&world, &[("/x/../%61", 200), ("//healthz", 200)]).await;
+    // Where no route is a resource there is nothing to get around, with a rate limit or without.
+    let mut limited = detecting(vec![authz("a", anybody())]);
+    let kind = limited.protocol.as_mut().and_then(|protocol| protocol.kind.as_mut());
+    let Some(Kind::Detect(detect)) = kind else { panic!("not detecting") };
+    detect.http_local_rate_limit = Some(HttpLocalRateLimit::default());
+    for server in [detecting(vec![authz("a", anybody())]), limited] {
+        world.policies.publish(world.app.port(), server);
+        expect_plain(&world, &[("/x/../%61", 200), ("//healthz", 200)]).await;
+    }
 }
 
 /// The Gateway API allows encoded characters and parameters in a route's path.
