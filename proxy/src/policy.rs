@@ -33,6 +33,7 @@ use crate::{
     config::{Config, Unanswered},
     control::ControlClient,
     pauses::Pauses,
+    route::Meta,
     shared::Shared,
 };
 
@@ -81,6 +82,17 @@ struct Port {
     known: AtomicBool,
     /// Whether connections may proceed: the controller has answered, or the deadline has passed.
     settled: watch::Sender<bool>,
+}
+
+/// What is lost when an answer is forgotten, the least first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Loss {
+    /// Nothing: the settings say the same.
+    Nothing,
+    /// A default policy that differs from the settings.
+    Default,
+    /// What a resource says, or a denial because the answer could not be read.
+    Server,
 }
 
 impl Policies {
@@ -173,8 +185,33 @@ impl Inner {
         let Some(Watched { port, task }) = unused else { return false };
         task.abort();
         let port = Arc::clone(port);
-        ports.forget(&port);
+        self.forget(ports, &port);
         true
+    }
+
+    /// Stops watching a port, unless it is watched anew; its last answer is remembered.
+    fn forget(&self, ports: &mut Ports, port: &Arc<Port>) {
+        if ports.watched.get(&port.number).is_none_or(|watched| !Arc::ptr_eq(&watched.port, port)) {
+            return;
+        }
+        ports.watched.remove(&port.number);
+        if port.known.load(Ordering::Relaxed) {
+            self.remember(ports, port.number, port.policy.borrow().clone());
+        }
+    }
+
+    /// Remembers an answer. Beyond the number that is kept, it takes the place of one with which more would be lost
+    /// than with that: a client gets answers without a resource for all ports, by a scan.
+    fn remember(&self, ports: &mut Ports, number: u16, policy: Arc<ServerPolicy>) {
+        if ports.last.len() >= UNDECLARED_PORTS {
+            let unanswered = self.unanswered(number).meta;
+            let least = ports.last.iter().map(|(number, policy)| (Loss::of(policy, &unanswered), *number)).min();
+            match least {
+                Some((loss, number)) if loss < Loss::of(&policy, &unanswered) => drop(ports.last.remove(&number)),
+                _ => return,
+            }
+        }
+        ports.last.insert(number, policy);
     }
 
     /// Follows a port's policy until no connection has needed it for a while.
@@ -213,7 +250,7 @@ impl Inner {
             let mut ports = self.ports.lock();
             // Subscribing needs the lock, so no connection can start in between.
             if port.policy.receiver_count() == 0 {
-                ports.forget(port);
+                self.forget(&mut ports, port);
                 return;
             }
         }
@@ -265,37 +302,22 @@ fn is_unreadable(status: &Status) -> bool {
     }
 }
 
+impl Loss {
+    /// What is lost with an answer, where `unanswered` is the policy without it.
+    fn of(policy: &ServerPolicy, unanswered: &Meta) -> Self {
+        match &*policy.meta {
+            meta if meta == unanswered => Self::Nothing,
+            meta if meta.is_default() && !policy.is_denied() => Self::Default,
+            _ => Self::Server,
+        }
+    }
+}
+
 impl Port {
     /// The controller has answered: its last answer is in force.
     fn answer(&self) {
         self.known.store(true, Ordering::Relaxed);
         self.settled.send_replace(true);
-    }
-}
-
-impl Ports {
-    /// Stops watching a port, unless it is watched anew; its last answer is remembered.
-    fn forget(&mut self, port: &Arc<Port>) {
-        if self.watched.get(&port.number).is_none_or(|watched| !Arc::ptr_eq(&watched.port, port)) {
-            return;
-        }
-        self.watched.remove(&port.number);
-        if port.known.load(Ordering::Relaxed) {
-            self.remember(port.number, port.policy.borrow().clone());
-        }
-    }
-
-    /// Remembers an answer. Beyond the number that is kept, answers with a resource take the places of those without
-    /// one, which a client gets by a scan of all ports.
-    fn remember(&mut self, number: u16, policy: Arc<ServerPolicy>) {
-        if self.last.len() >= UNDECLARED_PORTS {
-            let default = self.last.iter().find(|(_, policy)| policy.meta.is_default()).map(|(number, _)| *number);
-            match default {
-                Some(default) if !policy.meta.is_default() => drop(self.last.remove(&default)),
-                _ => return,
-            }
-        }
-        self.last.insert(number, policy);
     }
 }
 

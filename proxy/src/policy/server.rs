@@ -159,6 +159,11 @@ impl ServerPolicy {
         let protocol = Protocol::Detect { timeout: detect_timeout, http: HttpPolicy::one_route(&Arc::default()) };
         Self { meta: Arc::new(Meta::built_in(name)), protocol, authorizations: Arc::default() }
     }
+
+    /// Whether it denies every client, the pod itself included: no answer that can be read does.
+    pub(crate) fn is_denied(&self) -> bool {
+        self.authorizations.is_empty()
+    }
 }
 
 impl HttpPolicy {

@@ -100,32 +100,56 @@ async fn ports_of_a_scan_are_bounded() {
     assert!(ports.watched.len() <= UNDECLARED_PORTS + 1 && ports.last.len() <= UNDECLARED_PORTS);
 }
 
+/// An answer of a default policy, without a resource.
+fn default(name: &str) -> weft_proto::linkerd::inbound::Server {
+    let mut server = detecting(vec![authz(name, anybody())]);
+    server.labels =
+        [("kind", "default"), ("name", name)].map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    server
+}
+
 /// A scan of all ports gets answers without a resource, which are not worth more than others.
 #[tokio::test(start_paused = true)]
 async fn a_scan_of_ports_takes_no_remembered_answer_of_a_server() {
     let policies = Policies::unreachable(waiting());
     let idle = || tokio::time::sleep(Duration::from_secs(200));
     let limit = u16::try_from(UNDECLARED_PORTS).unwrap();
-    let default = || {
-        let mut server = detecting(vec![authz("all-unauthenticated", anybody())]);
-        server.labels = [("kind", "default"), ("name", "all-unauthenticated")]
-            .map(|(name, value)| (name.to_owned(), value.to_owned()))
-            .into();
-        server
+    let scan = async |first: u16| {
+        for port in first..first + limit {
+            policies.publish(port, default("all-unauthenticated"));
+        }
+        idle().await;
     };
-    for port in 1000..1000 + limit {
-        policies.publish(port, default());
-    }
-    idle().await;
+    scan(1000).await;
     assert_eq!(policies.inner.ports.lock().last.len(), UNDECLARED_PORTS);
+    let mut unreadable = detecting(Vec::new());
+    unreadable.protocol = None;
+    policies.publish(9000, unreadable);
+    policies.publish(9001, default("all-authenticated"));
     policies.publish(8080, detecting(Vec::new()));
     idle().await;
-    for port in 3000..3000 + limit {
-        policies.publish(port, default());
+    scan(3000).await;
+    let ports = policies.inner.ports.lock();
+    let remembered = [8080, 9000, 9001].map(|port| ports.last.get(&port).map(|policy| policy.meta.name.to_string()));
+    assert_eq!(remembered, ["web", "invalid-policy", "all-authenticated"].map(|name| Some(name.to_owned())));
+    assert_eq!(ports.last.len(), UNDECLARED_PORTS);
+}
+
+/// The controller's default policy may be stricter than that of the settings, which the pod has since its injection.
+#[tokio::test(start_paused = true)]
+async fn beyond_the_number_that_is_remembered_answers_of_servers_take_the_places_of_defaults() {
+    let policies = Policies::unreachable(waiting());
+    let idle = || tokio::time::sleep(Duration::from_secs(200));
+    for port in 1000..1000 + u16::try_from(UNDECLARED_PORTS).unwrap() {
+        policies.publish(port, default("deny"));
     }
+    idle().await;
+    policies.publish(8080, detecting(Vec::new()));
+    policies.publish(8081, default("all-unauthenticated"));
     idle().await;
     let ports = policies.inner.ports.lock();
     assert_eq!(&*ports.last[&8080].meta.name, "web");
+    assert!(!ports.last.contains_key(&8081), "the settings say the same");
     assert_eq!(ports.last.len(), UNDECLARED_PORTS);
 }
 
