@@ -21,6 +21,7 @@ pub mod field;
 pub mod inject;
 pub mod labels;
 pub mod manifest;
+pub mod names;
 pub mod observe;
 pub mod policy;
 pub mod ports;

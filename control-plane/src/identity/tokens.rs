@@ -1,6 +1,7 @@
 //! Checks of tokens: a closed set of methods.
 
 use tonic::Status;
+use weft_k8s_api::names;
 use weft_tls::tokens::{TokenError, TokenVerifier};
 
 use super::review::{Reviewed, Reviewer};
@@ -37,17 +38,12 @@ impl Tokens {
             }
             Self::Review(reviewer) => reviewer.review(token, AUDIENCE).await?,
         };
+        // Names become labels of the identity, so a dot in one would forge another identity.
         for part in [&reviewed.account.namespace, &reviewed.account.name] {
-            if !is_label(part) {
+            if !names::is_label(part) {
                 return Err(Status::invalid_argument(format!("{part:?} in the token is not a DNS label")));
             }
         }
         Ok(reviewed)
     }
-}
-
-/// RFC 1123 section 2.1: names become labels of the identity, so a dot in one would forge another identity.
-fn is_label(text: &str) -> bool {
-    let ok = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    (1..=63).contains(&text.len()) && text.chars().all(ok) && !text.starts_with('-') && !text.ends_with('-')
 }

@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::NamespacedTargetRef;
+use crate::names::is_dns_name;
 
 /// Spec of a MeshTLSAuthentication (`policy.linkerd.io/v1alpha1`); exactly one of the two lists is set.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
@@ -82,16 +83,6 @@ impl fmt::Display for IdentityMatch {
             Self::Suffix(labels) => write!(f, "*.{}", labels.join(".")),
         }
     }
-}
-
-/// Whether `name` is a DNS subdomain (RFC 1123) of at most 253 characters.
-fn is_dns_name(name: &str) -> bool {
-    name.len() <= 253 && name.split('.').all(is_dns_label)
-}
-
-fn is_dns_label(label: &str) -> bool {
-    let ok = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    (1..=63).contains(&label.len()) && label.chars().all(ok) && !label.starts_with('-') && !label.ends_with('-')
 }
 
 /// SPIFFE-ID section 2: scheme `spiffe`, a trust domain, no port, query, fragment or user.

@@ -9,6 +9,7 @@ use super::{RequestMatch, ResponseMatch, RetryBudget, Route, ServiceProfile, Sta
 use crate::{
     duration, expression,
     field::{FieldPath, Invalid, Step},
+    names,
 };
 
 /// Status codes that a range may name.
@@ -37,7 +38,7 @@ pub fn read(object: &Value) -> Result<ServiceProfile, Invalid> {
 pub fn validate(profile: &ServiceProfile) -> Vec<Invalid> {
     let mut found = Vec::new();
     let name = profile.metadata.name.as_deref().unwrap_or_default();
-    if !is_dns_subdomain(name) {
+    if !names::is_subdomain(name) {
         found.push(FieldPath::of("metadata.name").invalid(format!(
             "bad name {name:?}, expected the service's DNS name in lower case, such as web.shop.svc.cluster.local"
         )));
@@ -130,14 +131,6 @@ fn check_duration(at: FieldPath, text: &str, found: &mut Vec<Invalid>) {
     if duration::parse(text).is_none() {
         found.push(at.invalid(format!("bad duration {text:?}, expected numbers with units, such as 300ms or 1m30s")));
     }
-}
-
-/// RFC 1123: labels of lower case letters, digits and `-`, joined by dots, 253 characters at most.
-fn is_dns_subdomain(name: &str) -> bool {
-    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    let label =
-        |label: &str| !label.is_empty() && label.chars().all(inner) && !label.starts_with('-') && !label.ends_with('-');
-    name.len() <= 253 && name.split('.').all(label)
 }
 
 fn field_of(path: &serde_path_to_error::Path) -> FieldPath {

@@ -5,10 +5,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    matching::{header_name, header_value, is_hostname},
+    matching::{header_name, header_value},
     read_all,
 };
-use crate::field::{FieldPath, Invalid};
+use crate::{
+    field::{FieldPath, Invalid},
+    names::is_dns_name,
+};
 
 /// A filter, as written. Filters that Weft does not have keep their type and lose their settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
@@ -194,7 +197,7 @@ impl RedirectSettings {
         if let Some(scheme) = self.scheme.as_deref().filter(|scheme| !matches!(*scheme, "http" | "https")) {
             found.push(FieldPath::of("scheme").invalid(format!("bad scheme {scheme:?}, expected http or https")));
         }
-        if let Some(name) = self.hostname.as_deref().filter(|name| !is_hostname(name)) {
+        if let Some(name) = self.hostname.as_deref().filter(|name| !is_dns_name(name)) {
             found.push(FieldPath::of("hostname").invalid(format!("bad host name {name:?}, expected a DNS name")));
         }
         if self.port == Some(0) {

@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::{
     expression,
     field::{FieldPath, Invalid},
+    names::is_dns_name,
 };
 
 /// A condition on a path, as written.
@@ -154,7 +155,7 @@ impl HostMatch {
             Some(suffix) => (true, suffix),
             None => (false, hostname),
         };
-        if !is_hostname(name) {
+        if !is_dns_name(name) {
             let expected = "expected a DNS name such as api.example.org, or *.example.org";
             return Err(vec![FieldPath::default().invalid(format!("bad host name {hostname:?}, {expected}"))]);
         }
@@ -190,15 +191,6 @@ pub(super) fn header_name(at: FieldPath, text: &str) -> Result<HeaderName, Inval
 pub(super) fn header_value(at: FieldPath, text: &str) -> Result<HeaderValue, Invalid> {
     HeaderValue::from_str(text)
         .map_err(|_| at.invalid(format!("bad header value {text:?}, expected visible ASCII characters")))
-}
-
-/// Whether `name` is a DNS name (RFC 1123).
-pub(super) fn is_hostname(name: &str) -> bool {
-    let ok = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    let label = |label: &str| {
-        (1..=63).contains(&label.len()) && label.chars().all(ok) && !label.starts_with('-') && !label.ends_with('-')
-    };
-    name.len() <= 253 && name.split('.').all(label)
 }
 
 #[cfg(test)]
