@@ -32,7 +32,7 @@ use tokio::sync::Semaphore;
 use weft_k8s_api::{
     field::Invalid,
     inject::{self, Decision, InjectConfig, Refusal, SkipReason, inject},
-    labels, support,
+    labels, names, support,
 };
 use weft_runtime::{metrics::Metrics, readiness::Readiness, tasks::Tasks};
 
@@ -50,6 +50,9 @@ const NAMESPACE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How many such requests may run at a time: anybody who reaches the webhook can name namespaces.
 const MAX_LOOKUPS: usize = 8;
+
+/// How much of a text that no API server sends a message repeats, in bytes.
+const MAX_SHOWN: usize = 64;
 
 /// Sources of the injector's settings.
 #[derive(Clone, Debug)]
@@ -124,6 +127,13 @@ impl Injector {
             &InjectConfig,
         ) -> AdmissionResponse,
     ) -> AdmissionResponse {
+        // Anybody may send a review, and the name becomes a part of a request's path, and a label.
+        if let Some(name) = request.namespace.as_deref().filter(|name| !names::is_label(name)) {
+            let name = &name[..name.floor_char_boundary(MAX_SHOWN)];
+            tracing::warn!(name, "review of a namespace that cannot exist");
+            let expected = "expected lower case letters, digits and -, 63 characters at most";
+            return denied(request, format!("request.namespace: {name:?} is no namespace's name, {expected}"));
+        }
         let parts = async {
             let object = object(request).and_then(serde_json::from_value).context("the object cannot be read")?;
             let config = self.settings.get().context(

@@ -25,7 +25,7 @@ pub(crate) struct InjectorMetrics {
 pub(crate) struct RequestLabels {
     /// Kind of the owner, in lower case, or of the object itself; `other` for kinds that Kubernetes does not have.
     pub(crate) owner_kind: &'static str,
-    /// Namespace of the object; it exists.
+    /// Namespace of the object; it exists, because its annotations were read.
     pub(crate) namespace: String,
     /// Where `linkerd.io/inject` is set: on the `workload`, on the `namespace`, or nowhere.
     pub(crate) annotation_at: &'static str,

@@ -11,7 +11,7 @@ use k8s_openapi::{
 };
 use kube::{Api, Client, runtime::events::EventType};
 use tokio::{sync::mpsc, time::Instant};
-use weft_k8s_api::inject::SkipReason;
+use weft_k8s_api::{inject::SkipReason, names};
 
 use crate::{
     allowance::{Allowance, Rate},
@@ -23,6 +23,8 @@ const QUEUE: usize = 256;
 /// Burst of Events, and their rate per second in the long run. Anybody who reaches the webhook can cause them, and
 /// each costs one or two requests to the API server; a hundred pods that start together get theirs.
 const RATE: Rate = Rate { burst: 200.0, per_second: 10.0 };
+/// The longest kind, version and uid of an owner, in bytes; Kubernetes' own are shorter.
+const MAX_TEXT: usize = 253;
 /// How many owners are remembered before the memory is cleared.
 const REMEMBERED: usize = 1024;
 
@@ -41,12 +43,19 @@ pub(super) struct Reporter(mpsc::Sender<(ObjectReference, InjectionReport)>);
 impl Reporter {
     /// Publishes an Event on the owner of a pod, if it has one.
     pub(super) fn report(&self, pod: &ObjectMeta, report: InjectionReport) {
-        let Some(owner) = controller(pod) else { return };
+        let Some(owner) = controller(pod).filter(|owner| is_possible(owner)) else { return };
         let regarding = reference(owner, pod.namespace.as_deref());
         if self.0.try_send((regarding, report)).is_err() {
             tracing::debug!("event dropped, too many are waiting");
         }
     }
+}
+
+/// Whether an object may have this owner. Anybody may send a review: the name becomes a part of a request's path, and
+/// all texts wait in memory.
+fn is_possible(owner: &OwnerReference) -> bool {
+    let OwnerReference { api_version, kind, name, uid, .. } = owner;
+    names::is_subdomain(name) && [api_version, kind, uid].into_iter().all(|text| text.len() <= MAX_TEXT)
 }
 
 /// The controller among the owners.
@@ -137,5 +146,36 @@ fn reference(owner: &OwnerReference, namespace: Option<&str>) -> ObjectReference
         uid: Some(owner.uid.clone()),
         namespace: namespace.map(str::to_owned),
         ..ObjectReference::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_owner_that_cannot_exist_gets_no_event() {
+        let long = "x".repeat(MAX_TEXT + 1);
+        let (tx, mut rx) = mpsc::channel(QUEUE);
+        let reporter = Reporter(tx);
+        for (change, expected) in [
+            (json!({}), true),
+            (json!({"name": "x".repeat(MAX_TEXT)}), true),
+            (json!({"name": "web?watch=true"}), false),
+            (json!({"name": "../secrets/s"}), false),
+            (json!({"name": long}), false),
+            (json!({"kind": long}), false),
+            (json!({"apiVersion": long}), false),
+            (json!({"uid": long}), false),
+        ] {
+            let mut owner =
+                json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-1", "uid": "u", "controller": true});
+            owner.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+            let pod = serde_json::from_value(json!({"ownerReferences": [owner]})).unwrap();
+            reporter.report(&pod, InjectionReport::Injected);
+            assert_eq!(rx.try_recv().is_ok(), expected, "{change}");
+        }
     }
 }

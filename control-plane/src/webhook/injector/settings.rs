@@ -31,6 +31,12 @@ const AGAIN: Duration = Duration::from_secs(60);
 pub(super) struct Settings(Arc<RwLock<Current>>);
 
 impl Settings {
+    /// Settings that stay as they are.
+    #[cfg(test)]
+    pub(super) fn of(config: InjectConfig) -> Self {
+        Self(Arc::new(RwLock::new(Some(Arc::new(config)))))
+    }
+
     /// The settings now; `None` before they were read for the first time.
     pub(super) fn get(&self) -> Current {
         self.0.read().clone()

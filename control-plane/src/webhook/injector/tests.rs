@@ -103,6 +103,7 @@ fn only_who_asked_for_a_proxy_hears_that_there_is_none() {
         (SkipReason::HostNetwork, &nothing, &enabled, true),
         (SkipReason::HostNetwork, &disabled, &enabled, false),
         (SkipReason::AnnotationAbsent, &nothing, &nothing, false),
+        (SkipReason::SidecarExists, &json!({"linkerd.io/inject": ""}), &nothing, false),
         (SkipReason::AnnotationDisabled, &disabled, &enabled, false),
         (SkipReason::SidecarExists, &nothing, &enabled, true),
     ] {
@@ -173,6 +174,74 @@ fn settings_that_cannot_be_read_name_the_file_and_the_field() {
     assert!(problem().contains("values: proxy.uid: "), "{}", problem());
     std::fs::write(&sources.values, "proxy: {image: {name: p, version: v}}").unwrap();
     assert_eq!(settings::load(&sources).unwrap().proxy_image, "p:v");
+}
+
+/// An injector whose API server has the namespace `shop` alone, and the paths that it was asked for.
+fn injector() -> (Injector, Arc<parking_lot::Mutex<Vec<String>>>, prometheus_client::registry::Registry) {
+    let asked: Arc<parking_lot::Mutex<Vec<String>>> = Arc::default();
+    let seen = asked.clone();
+    let api = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+        let path = request.uri().to_string();
+        let metadata =
+            json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": {"name": "shop"}});
+        let missing =
+            json!({"apiVersion": "v1", "kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound"});
+        let (code, body) = if path == "/api/v1/namespaces/shop" { (200, metadata) } else { (404, missing) };
+        seen.lock().push(path);
+        let body = kube::client::Body::from(body.to_string().into_bytes());
+        let response = http::Response::builder().status(code).body(body).unwrap();
+        std::future::ready(Ok::<_, std::convert::Infallible>(response))
+    });
+    let client = Client::new(api, "default");
+    let mut registry = prometheus_client::registry::Registry::default();
+    let (reporter, _) = owner::start(client.clone(), Events::none());
+    let injector = Injector {
+        settings: Settings::of(config()),
+        namespaces: reflector::store().0,
+        client,
+        lookups: Semaphore::new(MAX_LOOKUPS),
+        reporter,
+        metrics: InjectorMetrics::new(&mut registry),
+    };
+    (injector, asked, registry)
+}
+
+fn review(kind: &str, namespace: &str) -> AdmissionRequest<DynamicObject> {
+    let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+        "uid": "u", "kind": {"group": "", "version": "v1", "kind": kind},
+        "resource": {"group": "", "version": "v1", "resource": "x"}, "name": "", "namespace": namespace,
+        "operation": "CREATE", "userInfo": {}, "dryRun": false,
+        "object": {"apiVersion": "v1", "kind": kind, "metadata": {"name": "web"},
+            "spec": {"containers": [{"name": "app"}]}}}});
+    crate::webhook::server::read(&serde_json::to_vec(&review).unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn a_namespace_that_is_no_name_is_refused_without_a_lookup() {
+    let (injector, asked, registry) = injector();
+    let series = || {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        text.lines().filter(|line| line.contains("namespace=")).count()
+    };
+    let long = "x".repeat(60_000);
+    for name in ["default?1", "a/secrets/b", "?watch=true", "..", "", "Shop", &long] {
+        for kind in ["Pod", "Service"] {
+            let answer = injector.answer(&review(kind, name)).await;
+            assert!(!answer.allowed && answer.result.code == 400, "{kind} {name:?}: {:?}", answer.result);
+            let message = &answer.result.message;
+            assert!(message.contains("request.namespace") && message.len() < 250, "{message}");
+        }
+    }
+    assert_eq!(asked.lock().as_slice(), [""; 0]);
+    assert_eq!(series(), 0);
+    // A name that may be one is looked up, and is counted only if the namespace exists.
+    let answer = injector.answer(&review("Pod", "gone")).await;
+    assert!(!answer.allowed && answer.result.code == 500, "{:?}", answer.result);
+    assert_eq!(series(), 0);
+    assert!(injector.answer(&review("Pod", "shop")).await.allowed);
+    assert_eq!(asked.lock().as_slice(), ["/api/v1/namespaces/gone", "/api/v1/namespaces/shop"]);
+    assert_eq!(series(), 2, "a request and its response");
 }
 
 #[test]
