@@ -104,7 +104,7 @@ async fn refused_tokens_limit_only_the_identity_that_they_are_for() {
     }
     // No permit is free: the sender of these tokens sends many at a time.
     let mut permits = Vec::new();
-    while let Ok(Some(permit)) = world.certifier.callers.admit(WEB).await {
+    while let Ok(permit) = world.certifier.callers.admit(WEB).await {
         permits.push(permit);
     }
     let good = || world.token("shop", "web", AUDIENCE);
