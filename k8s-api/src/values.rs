@@ -57,13 +57,13 @@ struct Agent {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct ProxyInit {
-    #[serde(deserialize_with = "text")]
+    #[serde(deserialize_with = "list")]
     ignore_inbound_ports: Option<String>,
-    #[serde(deserialize_with = "text")]
+    #[serde(deserialize_with = "list")]
     ignore_outbound_ports: Option<String>,
     #[serde(deserialize_with = "text")]
     skip_subnets: Option<String>,
-    #[serde(rename = "kubeAPIServerPorts", deserialize_with = "text")]
+    #[serde(rename = "kubeAPIServerPorts", deserialize_with = "list")]
     kube_api_server_ports: Option<String>,
 }
 
@@ -168,9 +168,8 @@ impl Values {
     fn skips(&self) -> Result<Skips, Invalid> {
         let init = &self.proxy_init;
         let default = Skips::default();
-        let ports = |path, value: &Option<String>, default: PortSet| match value {
-            None => Ok(default),
-            Some(_) => parse::<PortSet>(path, value).map(Option::unwrap_or_default),
+        let ports = |path, value: &Option<String>, default: PortSet| {
+            parse::<PortSet>(path, value).map(|ports| ports.unwrap_or(default))
         };
         Ok(Skips {
             inbound: ports("proxyInit.ignoreInboundPorts", &init.ignore_inbound_ports, default.inbound)?,
@@ -257,8 +256,14 @@ fn bare(error: &serde_yaml_ng::Error) -> String {
     }
 }
 
-/// Text; a number counts as its digits, because Helm turns `--set proxy.opaquePorts=25` into one. Empty means absent.
+/// Text. Empty means absent.
 fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    list(deserializer).map(|text| text.filter(|text| !text.is_empty()))
+}
+
+/// The text of a list that has a default: an empty one is a list of nothing. A number counts as its digits, because
+/// Helm turns `--set proxy.opaquePorts=25` into one.
+fn list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     struct Scalar;
     impl de::Visitor<'_> for Scalar {
         type Value = Option<String>;
@@ -268,7 +273,7 @@ fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D:
         }
 
         fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
-            Ok(Some(text.trim()).filter(|text| !text.is_empty()).map(str::to_owned))
+            Ok(Some(text.trim().to_owned()))
         }
 
         fn visit_u64<E>(self, number: u64) -> Result<Self::Value, E> {
@@ -339,6 +344,7 @@ proxyInit: {ignoreInboundPorts: '22,8000-8002', ignoreOutboundPorts: '', skipSub
         assert_eq!(config.default_opaque_ports.to_string(), "25");
         let redirection = values.redirection().unwrap();
         assert_eq!(redirection.skips.inbound.to_string(), "22,8000-8002");
+        assert_eq!(redirection.skips.outbound, PortSet::default());
         assert_eq!(redirection.skips.subnets.len(), 1);
         assert_eq!(config.skips, redirection.skips);
         assert_eq!((redirection.proxy_uid, redirection.ports.inbound), (3000, 9143));
@@ -351,6 +357,37 @@ proxyInit: {ignoreInboundPorts: '22,8000-8002', ignoreOutboundPorts: '', skipSub
         let expected = InjectConfig { require_redirect: true, ..InjectConfig::new("p:v", "v", "anchors") };
         assert_eq!(config, expected);
         assert_eq!(values.redirection().unwrap(), RedirectionDefaults::default());
+    }
+
+    #[test]
+    fn an_empty_list_is_empty_and_an_absent_one_is_linkerds() {
+        let lists = |section: &str, key: &str, value: &str| {
+            let section = match section {
+                "proxy" => format!("proxy: {{image: {{name: p, version: v}}, {key}: {value}}}"),
+                _ => format!("proxy: {{image: {{name: p, version: v}}}}, {section}: {{{key}: {value}}}"),
+            };
+            let values = Values::parse(&format!("{{{section}}}")).unwrap();
+            let config = values.inject_config("linkerd", "anchors").unwrap();
+            assert_eq!(values.redirection().unwrap().skips, config.skips, "{key}: {value}");
+            let Skips { inbound, outbound, api_server_ports, .. } = config.skips;
+            [config.default_opaque_ports, inbound, outbound, api_server_ports].map(|list| list.to_string())
+        };
+        let default = ["25,587,3306,4444,5432,6379,9300,11211", "4567-4568", "4567-4568", ""];
+        for (index, (section, key)) in [
+            ("proxy", "opaquePorts"),
+            ("proxyInit", "ignoreInboundPorts"),
+            ("proxyInit", "ignoreOutboundPorts"),
+            ("proxyInit", "kubeAPIServerPorts"),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            for (value, expected) in [("null", default[index]), ("''", ""), ("' '", ""), ("80", "80")] {
+                let mut all = default;
+                all[index] = expected;
+                assert_eq!(lists(section, key, value), all, "{key}: {value}");
+            }
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 use k8s_openapi::api::core::v1::EnvVar;
 use serde::Deserialize;
 
-use super::{bad, missing, parse, pull_policy, text};
+use super::{bad, list, missing, parse, pull_policy, text};
 use crate::{
     duration::ProxyDuration,
     field::Invalid,
@@ -24,7 +24,7 @@ pub(super) struct Proxy {
     pub(super) gid: Option<i64>,
     #[serde(deserialize_with = "text")]
     pub(super) default_inbound_policy: Option<String>,
-    #[serde(deserialize_with = "text")]
+    #[serde(deserialize_with = "list")]
     pub(super) opaque_ports: Option<String>,
     pub(super) ports: Ports,
     pub(super) resources: Resources,

@@ -127,6 +127,23 @@ fn images_that_are_copied_from_linkerds_values_become_ours() {
     }
 }
 
+/// An administrator empties them so that nothing bypasses the proxy, or that no port is opaque by default.
+#[test]
+fn emptied_lists_of_ports_reach_every_part() {
+    let cluster = Cluster::from_env().unwrap();
+    let certificates = generate_certificates();
+    let emptied = ["ignoreInboundPorts", "ignoreOutboundPorts", "kubeAPIServerPorts"];
+    let emptied = emptied.map(|name| format!("proxyInit.{name}=")).join(",");
+    let emptied = strings(&["--set", &emptied, "--set", "proxy.opaquePorts="]);
+    let rendered = render(&[certificates.all(), emptied].concat());
+    assert_eq!(rendered.lines().filter(|line| line.ends_with("--default-opaque-ports=")).count(), 2);
+    let rendered = objects(&cluster, &rendered);
+    let config = &object(&rendered, "ConfigMap", "linkerd-config")["data"]["values"];
+    let config = Values::parse(config.as_str().unwrap()).unwrap().inject_config(MESH, "anchors").unwrap();
+    let skips = [config.skips.inbound, config.skips.outbound, config.skips.api_server_ports];
+    assert!(skips.iter().all(|list| list.is_empty()) && config.default_opaque_ports.is_empty(), "{skips:?}");
+}
+
 /// Each of Linkerd's values for one component reaches that one, and no other.
 #[test]
 fn a_components_own_values_are_its_own() {
