@@ -182,16 +182,17 @@ fn container(config: &InjectConfig, settings: &Settings, env: Vec<EnvVar>) -> Co
     }
 }
 
-/// An annotated version replaces the tag or the digest of the image, unless the image is annotated too.
+/// An annotated version replaces the tag or the digest of the image. An annotated image without either has the mesh's
+/// version, as with Linkerd.
 fn image(config: &InjectConfig, settings: &Settings) -> String {
     let image = settings.image.as_ref().unwrap_or(&config.proxy_image);
-    let Some(version) = &settings.version else { return image.clone() };
     let untagged = image.split_once('@').map_or(image.as_str(), |(name, _)| name);
     let name = match untagged.rsplit_once(':') {
         Some((name, tag)) if !tag.contains('/') => name,
         _ => untagged,
     };
-    image_reference(name, version)
+    let default = settings.image.as_ref().filter(|own| *own == name).map(|_| &config.proxy_version);
+    settings.version.as_ref().or(default).map_or_else(|| image.clone(), |version| image_reference(name, version))
 }
 
 fn resources(defaults: &ProxyResources, settings: &Settings) -> Option<ResourceRequirements> {

@@ -144,6 +144,26 @@ fn values_and_annotations_become_variables_and_the_annotation_wins() {
 }
 
 #[test]
+fn an_annotated_image_has_the_meshs_version_unless_it_names_its_own() {
+    for (image, version, expected) in [
+        ("", "", "p:1.2.3"),
+        ("a/b", "", "a/b:1.2.3"),
+        ("r:5000/a/b", "", "r:5000/a/b:1.2.3"),
+        ("a/b:9", "", "a/b:9"),
+        ("a/b@sha256:ab", "", "a/b@sha256:ab"),
+        ("a/b:9@sha256:ab", "", "a/b:9@sha256:ab"),
+        ("", "v2", "p:v2"),
+        ("a/b", "v2", "a/b:v2"),
+        ("a/b:9", "v2", "a/b:v2"),
+        ("a/b", "sha256:ab", "a/b@sha256:ab"),
+    ] {
+        let annotations = json!({"config.linkerd.io/proxy-image": image, "config.linkerd.io/proxy-version": version});
+        let pod = injected_with("{proxy: {image: {name: p, version: 1.2.3}}}", annotations, json!({}));
+        assert_eq!(proxy(&pod).image.as_deref(), Some(expected), "{image:?} and {version:?}");
+    }
+}
+
+#[test]
 fn values_without_an_annotation_become_variables() {
     for (values, variable, expected) in [
         ("", "CORES", None),
