@@ -159,7 +159,7 @@ impl EgressNetworkRecord {
             key: Key::of(&network.metadata),
             created: created(&network.metadata),
             traffic: Traffic::of_egress_network(&network.metadata, &mut problems),
-            opaque_ports: optional(&network.metadata, labels::OPAQUE_PORTS, &mut problems),
+            opaque_ports: opaque_ports(&network.metadata, &mut problems),
             is_unreadable: annotation(&network.metadata, labels::UNREADABLE).is_some(),
             spec: network.spec,
             problems,
@@ -204,6 +204,14 @@ fn optional<T: std::str::FromStr<Err: std::fmt::Display>>(
 ) -> Option<T> {
     let parsed = annotation(metadata, name)?.parse();
     parsed.map_err(|error| problems.push(format!("annotation {name} is ignored: {error}"))).ok()
+}
+
+/// The annotation about opaque ports: an entry that cannot be read is a problem, and the others count.
+fn opaque_ports(metadata: &ObjectMeta, problems: &mut Vec<String>) -> Option<PortList> {
+    let name = labels::OPAQUE_PORTS;
+    let (list, bad) = PortList::read(annotation(metadata, name)?);
+    problems.extend(bad.map(|error| format!("a part of annotation {name} is ignored: {error}")));
+    Some(list)
 }
 
 /// Ports that require an identity under the default policy: an unreadable annotation means every port.

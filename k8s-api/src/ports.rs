@@ -90,11 +90,11 @@ impl FromStr for PortSet {
     type Err = PortError;
 
     fn from_str(text: &str) -> Result<Self, PortError> {
-        let list = parse(text, NUMBERS)?;
-        match list.names.into_iter().next() {
-            Some(entry) => Err(PortError { entry, expected: NUMBERS }),
-            None => Ok(list.numbers),
+        let mut set = Self::default();
+        for entry in entries(text) {
+            set.insert(range(entry).ok_or_else(|| PortError { entry: entry.to_owned(), expected: NUMBERS })?);
         }
+        Ok(set)
     }
 }
 
@@ -109,6 +109,23 @@ impl fmt::Display for PortSet {
 }
 
 impl PortList {
+    /// Reads what can be read, as Linkerd does: one bad entry does not lose the others. The error is the first bad
+    /// entry's.
+    pub fn read(text: &str) -> (Self, Option<PortError>) {
+        let (mut list, mut bad) = (Self::default(), None);
+        for entry in entries(text) {
+            match range(entry) {
+                Some(range) => list.numbers.insert(range),
+                None if is_service_port_name(entry) => list.names.push(entry.to_owned()),
+                None if bad.is_none() => {
+                    bad = Some(PortError { entry: entry.to_owned(), expected: NUMBERS_OR_NAMES });
+                }
+                None => {}
+            }
+        }
+        (list, bad)
+    }
+
     /// Resolves names: `named(name)` returns every port that a name denotes. Unknown names match nothing, as with
     /// Linkerd.
     pub fn resolve(&self, mut named: impl FnMut(&str) -> Vec<u16>) -> PortSet {
@@ -127,14 +144,6 @@ impl PortList {
     }
 }
 
-impl FromStr for PortList {
-    type Err = PortError;
-
-    fn from_str(text: &str) -> Result<Self, PortError> {
-        parse(text, NUMBERS_OR_NAMES)
-    }
-}
-
 impl From<PortSet> for PortList {
     fn from(numbers: PortSet) -> Self {
         Self { numbers, names: Vec::new() }
@@ -146,35 +155,30 @@ pub fn default_opaque_ports() -> PortSet {
     [25, 587, 3306, 4444, 5432, 6379, 9300, 11211].into_iter().collect()
 }
 
-fn parse(text: &str, expected: &'static str) -> Result<PortList, PortError> {
-    let mut list = PortList::default();
-    for entry in text.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
-        let bad = || PortError { entry: entry.to_owned(), expected };
-        if is_port_name(entry) {
-            list.names.push(entry.to_owned());
-            continue;
-        }
-        let (first, last) = entry.split_once('-').unwrap_or((entry, entry));
-        let first: NonZeroU16 = first.trim().parse().map_err(|_| bad())?;
-        let last: NonZeroU16 = last.trim().parse().map_err(|_| bad())?;
-        if last < first {
-            return Err(bad());
-        }
-        list.numbers.insert(first.get()..=last.get());
-    }
-    Ok(list)
+fn entries(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').map(str::trim).filter(|entry| !entry.is_empty())
 }
 
-/// Whether `name` is a port name (RFC 6335 section 5.1 as Kubernetes applies it): at most 15 lower-case letters, digits
-/// and single inner hyphens, with at least one letter.
+/// A port or a range.
+fn range(entry: &str) -> Option<RangeInclusive<u16>> {
+    let (first, last) = entry.split_once('-').unwrap_or((entry, entry));
+    let (first, last): (NonZeroU16, NonZeroU16) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+    (first <= last).then(|| first.get()..=last.get())
+}
+
+/// Whether `name` is the name of a container's port (RFC 6335 section 5.1 as Kubernetes applies it): at most 15
+/// lower-case letters, digits and single inner hyphens, with at least one letter.
 pub fn is_port_name(name: &str) -> bool {
-    let ok = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    (1..=15).contains(&name.len())
-        && name.chars().all(ok)
+    name.len() <= 15 && !name.contains("--") && is_service_port_name(name)
+}
+
+/// Whether `name` is the name of a Service's port: a DNS label. One without a letter is more likely a mistyped number.
+fn is_service_port_name(name: &str) -> bool {
+    name.len() <= 63
+        && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
         && name.contains(|c: char| c.is_ascii_lowercase())
         && !name.starts_with('-')
         && !name.ends_with('-')
-        && !name.contains("--")
 }
 
 #[cfg(test)]
@@ -223,11 +227,49 @@ mod tests {
 
     #[test]
     fn names_stand_for_the_ports_the_caller_knows() {
-        let list: PortList = "80,postgres,no-such".parse().unwrap();
+        let (list, bad) = PortList::read("80,postgres,no-such");
+        assert_eq!(bad, None);
         let ports = list.resolve(|name| if name == "postgres" { vec![5432, 5433] } else { vec![] });
         assert_eq!(ports.to_string(), "80,5432-5433");
         assert!(list.covers(9, Some("postgres")) && !list.covers(9, None) && !list.covers(9, Some("other")));
-        assert!("80,Not_A_Name".parse::<PortList>().is_err());
+    }
+
+    #[test]
+    fn names_are_those_of_services_too() {
+        let longest = format!("p{}", "0".repeat(62));
+        let too_long = format!("{longest}0");
+        for (name, is_containers, is_services) in [
+            ("http", true, true),
+            ("postgres-replication", false, true),
+            (longest.as_str(), false, true),
+            (too_long.as_str(), false, false),
+            ("a--b", false, true),
+            ("-a", false, false),
+            ("a-", false, false),
+            ("A", false, false),
+            ("a_b", false, false),
+        ] {
+            assert_eq!(is_port_name(name), is_containers, "{name}");
+            let (list, bad) = PortList::read(name);
+            assert_eq!((list.covers(1, Some(name)), bad.is_none()), (is_services, is_services), "{name}");
+        }
+        let (list, bad) = PortList::read("10-20");
+        assert_eq!((list.numbers.to_string().as_str(), list.names.len(), bad), ("10-20", 0, None));
+    }
+
+    #[test]
+    fn a_bad_entry_of_a_list_with_names_is_named_and_the_others_count() {
+        for (text, numbers, names, bad) in [
+            ("6543,My_Port,sql", "6543", &["sql"][..], Some("My_Port")),
+            ("0,80,20-10,1-2-3", "80", &[], Some("0")),
+            ("NOT A PORT", "", &[], Some("NOT A PORT")),
+            ("", "", &[], None),
+        ] {
+            let (list, error) = PortList::read(text);
+            assert_eq!(list.numbers.to_string(), numbers, "{text}");
+            assert_eq!(list.names, names, "{text}");
+            assert_eq!(error.map(|error| error.entry).as_deref(), bad, "{text}");
+        }
     }
 
     #[test]

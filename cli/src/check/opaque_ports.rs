@@ -55,11 +55,10 @@ fn selects(service: &Service, pod: &Pod) -> bool {
 /// What is wrong with a Service's port and its target in this pod. Where neither has the annotation, the injector would
 /// set it on both.
 fn disagree(service: &Service, port: &ServicePort, pod: &Pod, defaults: &PortSet) -> Option<Problem> {
-    // Another check reports annotations that cannot be read.
-    let list = |annotations: &BTreeMap<String, String>| {
-        annotations.get(OPAQUE_PORTS).map(|text| text.parse::<PortList>()).transpose()
-    };
-    let (of_service, of_pod) = (list(service.annotations()).ok()?, list(pod.annotations()).ok()?);
+    // Another check reports entries that cannot be read.
+    let list =
+        |annotations: &BTreeMap<String, String>| annotations.get(OPAQUE_PORTS).map(|text| PortList::read(text).0);
+    let (of_service, of_pod) = (list(service.annotations()), list(pod.annotations()));
     if of_service.is_none() && of_pod.is_none() {
         return None;
     }
@@ -154,7 +153,7 @@ mod tests {
         // Another port of the Service, and one that the pod does not have.
         none("80", json!([{"port": 81}]), "");
         none("80", json!([{"port": 80, "targetPort": "http"}]), "");
-        none("no list!", json!([{"port": 80}]), "80");
+        none("no list!,80", json!([{"port": 80}]), "80");
     }
 
     #[test]

@@ -211,7 +211,7 @@ impl Injector {
     ) -> AdmissionResponse {
         let ports = inject::service_opaque_ports(&service, namespace, config);
         let mut response = patched(request, patch::opaque_ports(&service.metadata, ports));
-        // Not worth refusing a Service: an unreadable list is ignored, and the protocol of its ports is detected.
+        // Not worth refusing a Service: an unreadable entry is ignored, and the protocol of its ports is detected.
         let unreadable = inject::check_opaque_ports(&service.metadata).err();
         let unreadable = unreadable.map(|it| Invalid { problem: format!("{}; ignored", it.problem), ..it });
         let unsupported = support::service_warnings(&service.metadata);

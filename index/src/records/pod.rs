@@ -14,7 +14,7 @@ use weft_k8s_api::{
     ports::{PortList, PortSet},
 };
 
-use super::{DefaultPolicyAnnotation, Key, Owner, optional, require_identity, single_owner};
+use super::{DefaultPolicyAnnotation, Key, Owner, opaque_ports, optional, require_identity, single_owner};
 
 /// A Pod.
 #[derive(Debug, PartialEq)]
@@ -140,7 +140,7 @@ impl PodRecord {
             require_identity: require_identity(&pod.metadata, &mut problems),
             default_policy: DefaultPolicyAnnotation::read(&pod.metadata, &mut problems),
             proxy,
-            opaque_ports: optional(&pod.metadata, labels::OPAQUE_PORTS, &mut problems),
+            opaque_ports: opaque_ports(&pod.metadata, &mut problems),
             problems,
             named_ports,
             probes: serving().flat_map(probes).collect(),

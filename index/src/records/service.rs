@@ -18,7 +18,7 @@ use weft_k8s_api::{
     ports::{PortList, PortSet},
 };
 
-use super::{Gateway, Key, mirror, optional, traffic::Traffic};
+use super::{Gateway, Key, mirror, opaque_ports, traffic::Traffic};
 use crate::discovery::Discovery;
 
 /// A Service.
@@ -118,7 +118,7 @@ impl ServiceRecord {
             external: spec.type_.as_deref() == Some("ExternalName"),
             local: spec.internal_traffic_policy.as_deref() == Some("Local"),
             require_mtls: requires_mtls(&service.metadata, &mut problems),
-            opaque_ports: optional(&service.metadata, labels::OPAQUE_PORTS, &mut problems),
+            opaque_ports: opaque_ports(&service.metadata, &mut problems),
             traffic: Traffic::of_service(&service.metadata, &mut problems),
             key: Key::of(&service.metadata),
             discovery: Discovery::new(&service.metadata, &mut problems),

@@ -12,7 +12,7 @@ use weft_k8s_api::{
     workload::{self, ExternalWorkload},
 };
 
-use super::{DefaultPolicyAnnotation, Key, Owner, optional, require_identity, single_owner};
+use super::{DefaultPolicyAnnotation, Key, Owner, opaque_ports, require_identity, single_owner};
 
 /// An ExternalWorkload.
 #[derive(Debug, PartialEq)]
@@ -57,7 +57,7 @@ impl ExternalWorkloadRecord {
             ports,
             require_identity: require_identity(&external.metadata, &mut problems),
             default_policy: DefaultPolicyAnnotation::read(&external.metadata, &mut problems),
-            opaque_ports: optional(&external.metadata, labels::OPAQUE_PORTS, &mut problems),
+            opaque_ports: opaque_ports(&external.metadata, &mut problems),
             problems,
             named_ports,
         }

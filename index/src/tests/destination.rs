@@ -385,6 +385,16 @@ fn service_profiles_know_opaque_ports_and_declared_ones() {
     assert!(!opaque(&rx.next().unwrap()));
     world.apply(annotated("http"));
     assert!(opaque(&rx.next().unwrap()));
+    // A name may be longer than a container's, and an entry that cannot be read does not lose the others.
+    world.apply(annotated("81"));
+    assert!(!opaque(&rx.next().unwrap()));
+    let mut long = annotated("My_Port,postgres-replication");
+    long["spec"]["ports"] = json!([{"port": 80, "name": "postgres-replication"}]);
+    let object = manifest::Object::Service(serde_json::from_value(long).unwrap());
+    let applied = world.index().apply(vec![Event::Apply(Box::new(object))]);
+    assert!(opaque(&rx.next().unwrap()));
+    let expected = "a part of annotation config.linkerd.io/opaque-ports is ignored: bad port \"My_Port\", expected ";
+    assert!(applied.problems[0].problem.starts_with(expected), "{:?}", applied.problems);
     world.apply(annotated("81"));
     assert!(!opaque(&rx.next().unwrap()));
     world.apply(service("web", "10.96.0.1", json!({"ports": [{"port": 3306}]})));

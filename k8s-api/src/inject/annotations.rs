@@ -12,7 +12,7 @@ use super::exemption::Exemption;
 use crate::{
     boolean, duration, labels,
     policy::{Cidr, DefaultPolicy},
-    ports::{PortList, PortSet},
+    ports::{PortError, PortList, PortSet},
     quantity::{is_quantity, whole_cores},
 };
 
@@ -54,7 +54,7 @@ pub(super) struct Reading {
     pub(super) settings: Settings,
     /// Unreadable ones that the pod must not run without: admitted clients, bypasses of the proxy.
     pub(super) refused: Vec<InjectError>,
-    /// Unreadable ones for which the mesh's default applies.
+    /// Unreadable ones for which the mesh's default applies, and unreadable entries of lists.
     pub(super) ignored: Vec<InjectError>,
 }
 
@@ -112,7 +112,6 @@ pub(super) struct Settings {
 const BOOL: &str = "true or false";
 const PORT: &str = "a port, 1-65535";
 const PORTS: &str = "ports 1-65535 or ranges such as 8000-8100, separated by commas";
-const PORTS_OR_NAMES: &str = "ports 1-65535, ranges such as 8000-8100 or port names, separated by commas";
 const DURATION: &str = "numbers with units, such as 500ms or 1m30s";
 const QUANTITY: &str = "a Kubernetes quantity such as 100m or 64Mi";
 const POLICY: &str =
@@ -150,7 +149,7 @@ impl Settings {
             outbound_port: from.port(labels::OUTBOUND_PORT_ANNOTATION),
             admin_port: from.port(labels::ADMIN_PORT_ANNOTATION),
             inbound_ports: from.setting(labels::POD_INBOUND_PORTS, PORTS, |text| text.parse().ok()),
-            opaque_ports: from.setting(labels::OPAQUE_PORTS, PORTS_OR_NAMES, |text| text.parse().ok()),
+            opaque_ports: from.port_list(labels::OPAQUE_PORTS),
             skip_inbound_ports: from.policy(labels::SKIP_INBOUND_PORTS, PORTS, |text| text.parse().ok()),
             skip_outbound_ports: from.policy(labels::SKIP_OUTBOUND_PORTS, PORTS, |text| text.parse().ok()),
             skip_subnets: from.policy(labels::SKIP_SUBNETS, "CIDRs separated by commas", subnets),
@@ -259,6 +258,14 @@ impl Annotations<'_> {
 
     fn port(&mut self, name: &'static str) -> Option<u16> {
         self.setting(name, PORT, |text| text.parse().ok().filter(|port| *port != 0))
+    }
+
+    /// Only the entries that cannot be read are ignored.
+    fn port_list(&mut self, name: &'static str) -> Option<PortList> {
+        let (list, bad) = PortList::read(self.annotations.get(name)?);
+        let error = |bad: PortError| InjectError { annotation: name, value: bad.entry, expected: bad.expected };
+        self.ignored.extend(bad.map(error));
+        Some(list)
     }
 
     fn flag(&mut self, name: &'static str) -> Option<bool> {

@@ -36,11 +36,11 @@ pub fn service_opaque_ports(service: &Service, namespace: Option<&Namespace>, co
 /// Checks the annotation of an object that has one.
 ///
 /// # Errors
-/// When it cannot be read; the error names it.
+/// When an entry cannot be read; the error names it and the annotation.
 pub fn check_opaque_ports(metadata: &ObjectMeta) -> Result<(), Invalid> {
     let text = metadata.annotations.as_ref().and_then(|annotations| annotations.get(labels::OPAQUE_PORTS));
-    let parsed = text.map(|text| text.parse::<PortList>());
-    parsed.transpose().map(|_| ()).map_err(|error| FieldPath::annotation(labels::OPAQUE_PORTS).invalid(error))
+    let bad = text.and_then(|text| PortList::read(text).1);
+    bad.map_or(Ok(()), |error| Err(FieldPath::annotation(labels::OPAQUE_PORTS).invalid(error)))
 }
 
 /// `ports` are pairs of the port in the annotation and the port to look up in the defaults.
@@ -99,7 +99,7 @@ mod tests {
             annotations: Some([(labels::OPAQUE_PORTS.to_owned(), ports.to_owned())].into()),
             ..ObjectMeta::default()
         };
-        assert!(check_opaque_ports(&metadata("80,mysql,90-91")).is_ok());
+        assert!(check_opaque_ports(&metadata("80,mysql,90-91,postgres-replication")).is_ok());
         let error = check_opaque_ports(&metadata("NOT A PORT")).unwrap_err().to_string();
         assert!(error.contains("config.linkerd.io/opaque-ports"), "{error}");
     }

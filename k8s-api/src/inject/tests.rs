@@ -228,7 +228,6 @@ fn an_unreadable_policy_refuses_the_pod() {
 fn other_unreadable_annotations_are_ignored_and_named() {
     let plain = env(&injected(&pod(json!({"linkerd.io/inject": "enabled"}), json!({})), None));
     for (annotation, value) in [
-        ("config.linkerd.io/opaque-ports", "NOT A PORT"),
         ("config.linkerd.io/proxy-uid", "root"),
         ("config.linkerd.io/proxy-uid", "0"),
         ("config.linkerd.io/proxy-gid", "wheel"),
@@ -257,6 +256,16 @@ fn other_unreadable_annotations_are_ignored_and_named() {
         assert_eq!(ignored[0].field, FieldPath::annotation(annotation));
         assert!(Redirection::of(&pod, &RedirectionDefaults::default()).is_ok(), "{annotation}");
     }
+}
+
+#[test]
+fn only_the_bad_entry_of_a_list_of_opaque_ports_is_ignored_and_named() {
+    let annotations = json!({"linkerd.io/inject": "enabled", "config.linkerd.io/opaque-ports": "6543,My_Port,http"});
+    let pod = injected(&pod(annotations, json!({})), None);
+    assert_eq!(env(&pod)["LINKERD2_PROXY_INBOUND_PORTS_DISABLE_PROTOCOL_DETECTION"], "6543,8080");
+    let [ignored] = &ignored_annotations(&pod.metadata)[..] else { panic!("not one") };
+    assert_eq!(ignored.field, FieldPath::annotation(labels::OPAQUE_PORTS));
+    assert!(ignored.problem.starts_with("bad value \"My_Port\", expected ports"), "{ignored}");
 }
 
 #[test]

@@ -11,9 +11,8 @@ use k8s_openapi::{
 use super::Object;
 use crate::{
     field::{FieldPath, Invalid},
-    inject, labels,
+    inject,
     policy::validate,
-    ports::PortList,
     profile, workload,
 };
 
@@ -75,12 +74,7 @@ fn check_pod(pod: &Pod) -> Vec<Invalid> {
 }
 
 fn check_service(service: &Service) -> Vec<Invalid> {
-    let mut found = Vec::new();
-    let opaque_ports =
-        service.metadata.annotations.as_ref().and_then(|annotations| annotations.get(labels::OPAQUE_PORTS));
-    if let Some(Err(error)) = opaque_ports.map(|text| text.parse::<PortList>()) {
-        found.push(FieldPath::annotation(labels::OPAQUE_PORTS).invalid(error));
-    }
+    let mut found = Vec::from_iter(inject::check_opaque_ports(&service.metadata).err());
     let Some(spec) = &service.spec else { return found };
     for (index, port) in spec.ports.iter().flatten().enumerate() {
         if u16::try_from(port.port).map_or(true, |port| port == 0) {

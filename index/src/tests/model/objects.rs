@@ -105,11 +105,12 @@ fn service(dice: &mut Dice) -> Value {
         dice.pick(&[("shop", "web", "10.96.0.1"), ("shop", "api", "10.96.0.2"), ("ops", "web", "10.96.0.3")]);
     let ip = if dice.chance(75) { ip } else { dice.pick(&["None", "None", "10.96.0.1", "10.96.0.2", "8.8.8.8"]) };
     let apps = ["http", "kubernetes.io/h2c", "linkerd.io/opaque", "linkerd.io/tcp", "odd"].map(|app| json!(app));
-    let ports = [("http", 80), ("more", 8080), ("db", 3306)];
+    let ports = [("http", 80), ("more", 8080), (dice.pick(&["db", "postgres-replication"]), 3306)];
     let ports = dice.some(75, &ports).into_iter();
     let ports: Vec<_> =
         ports.map(|(name, port)| json!({"name": name, "port": port, "appProtocol": dice.maybe(30, &apps)})).collect();
-    let opaque = dice.maybe(25, &[json!("80"), json!("more"), json!("8000-9000"), json!("443")]);
+    let opaque = ["80", "more", "8000-9000", "443", "My_Port,postgres-replication"].map(|list| json!(list));
+    let opaque = dice.maybe(25, &opaque);
     let local = dice.maybe(25, &[json!("Local"), json!("Cluster")]);
     let mut annotations = json!({"config.linkerd.io/opaque-ports": opaque});
     let mut labels = Value::Null;
