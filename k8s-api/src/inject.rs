@@ -344,8 +344,19 @@ fn mark(pod: &mut Pod, config: &InjectConfig, settings: &Settings) {
     pod_labels.insert(labels::CONTROL_PLANE_NS.to_owned(), config.control_plane_namespace.clone());
     pod_labels.insert(labels::WORKLOAD_NS.to_owned(), namespace);
     if let Some((kind, name)) = owner {
-        pod_labels.insert(format!("{}{kind}", labels::PROXY_OWNER_PREFIX), name);
+        let kind = cut(&kind, MAX_LABEL - "proxy-".len());
+        pod_labels.insert(format!("{}{kind}", labels::PROXY_OWNER_PREFIX), cut(&name, MAX_LABEL).to_owned());
     }
+}
+
+/// The longest value of a label, and the longest name of one without its prefix
+/// (`k8s.io/apimachinery/pkg/util/validation`).
+const MAX_LABEL: usize = 63;
+
+/// The beginning of an owner's name or kind, which may be longer than a label: the API server would refuse the pod, and
+/// the label is for people and metrics.
+fn cut(text: &str, length: usize) -> &str {
+    text.get(..length).unwrap_or(text).trim_end_matches(|c: char| !c.is_ascii_alphanumeric())
 }
 
 /// The owner's kind in lower case and its name. A Deployment is recognised by its ReplicaSet, whose name is the

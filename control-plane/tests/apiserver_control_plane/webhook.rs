@@ -242,6 +242,14 @@ async fn pods_get_their_proxy_and_bad_annotations_are_refused() {
             pods.create(&PostParams::default(), &pod("plain", json!({"linkerd.io/inject": "disabled"}))).await.unwrap();
         assert_eq!(plain.spec.as_ref().unwrap().init_containers, None);
 
+        // A Deployment may have a longer name than a label.
+        let mut owned = pod("owned", json!({"linkerd.io/inject": ""}));
+        let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": format!("{}-abc", "n".repeat(64)), "uid": "u"});
+        owned.metadata.owner_references = Some(vec![serde_json::from_value(owner).unwrap()]);
+        owned.metadata.labels = Some([("pod-template-hash".to_owned(), "abc".to_owned())].into());
+        let created = pods.create(&dry_run(), &owned).await.unwrap();
+        assert_eq!(created.labels()["linkerd.io/proxy-deployment"], "n".repeat(63));
+
         // Unreadable, but not policy: the pod starts with the default. It has no token of its own either.
         let ignored = json!({"config.linkerd.io/proxy-cpu-limit": "many", "config.linkerd.io/access-log": "json"});
         let mut tokenless = pod("ignored", ignored);

@@ -147,6 +147,29 @@ fn marks_the_pod_as_meshed() {
     assert!(!annotations.contains_key("example.org/other"));
 }
 
+/// The API server refuses a pod with a label of more than 63 characters, and its owner may have a longer name.
+#[test]
+fn a_long_name_of_an_owner_is_cut_to_a_label() {
+    let long = |length: usize| "n".repeat(length);
+    let labels = |kind: &str, name: &str| {
+        let mut pod = pod(json!({"linkerd.io/inject": "enabled"}), json!({}));
+        let owner = &mut pod.metadata.owner_references.as_mut().unwrap()[0];
+        (owner.kind, owner.name) = (kind.to_owned(), name.to_owned());
+        injected(&pod, None).metadata.labels.unwrap()
+    };
+    for (name, expected) in [
+        (long(63), long(63)),
+        (long(64), long(63)),
+        (format!("{}.{}", long(62), long(137)), long(62)),
+        (format!("{}.-.{}", long(61), long(2)), long(61)),
+    ] {
+        let found = labels("ReplicaSet", &format!("{name}-abc"));
+        assert_eq!(found["linkerd.io/proxy-deployment"], expected, "{name}");
+        assert_eq!(labels("DaemonSet", &name)["linkerd.io/proxy-daemonset"], expected, "{name}");
+    }
+    assert_eq!(labels(&long(63), "web")[&format!("linkerd.io/proxy-{}", long(57))], "web");
+}
+
 #[test]
 fn gives_the_proxy_linkerds_environment() {
     let probe = json!({"containers": [{"name": "app", "ports": [{"containerPort": 8080, "name": "http"}],
