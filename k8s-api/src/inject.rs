@@ -209,7 +209,7 @@ fn check_exemption(pod: &Pod, config: &InjectConfig, settings: &Settings) -> Res
 pub fn check_annotations(metadata: &ObjectMeta) -> Vec<Invalid> {
     let Some(annotations) = &metadata.annotations else { return Vec::new() };
     let mut found = invalid(Settings::read(annotations).refused);
-    if let Some(value) = annotations.get(labels::INJECT).filter(|value| Mode::parse(value).is_none()) {
+    if let Some(value) = requested(Some(annotations)).filter(|value| Mode::parse(value).is_none()) {
         found.push(
             FieldPath::annotation(labels::INJECT)
                 .invalid(format!("bad value {value:?}, expected enabled, disabled or ingress")),
@@ -225,6 +225,11 @@ pub fn ignored_annotations(metadata: &ObjectMeta) -> Vec<Invalid> {
 
 fn invalid(errors: Vec<InjectError>) -> Vec<Invalid> {
     errors.into_iter().map(|error| FieldPath::annotation(error.annotation).invalid(error.problem())).collect()
+}
+
+/// The value of `linkerd.io/inject`; an empty one counts as absent, as with Linkerd (`linkerd2:pkg/inject/report.go`).
+pub fn requested(annotations: Option<&BTreeMap<String, String>>) -> Option<&str> {
+    annotations?.get(labels::INJECT).map(String::as_str).filter(|value| !value.is_empty())
 }
 
 /// An image reference from a name and a version: a tag, or a digest such as `sha256:...`. The name may contain a
@@ -272,11 +277,7 @@ fn mode(pod: &Pod, ns_annotations: Option<&BTreeMap<String, String>>) -> Result<
     if sidecar::exists(pod) {
         return Err(SkipReason::SidecarExists);
     }
-    let wanted =
-        |annotations: Option<&BTreeMap<String, String>>, bad| match annotations.and_then(|a| a.get(labels::INJECT)) {
-            None => Ok(None),
-            Some(value) => Mode::parse(value).map(Some).ok_or(bad),
-        };
+    let wanted = |annotations, bad| requested(annotations).map(|value| Mode::parse(value).ok_or(bad)).transpose();
     let own = wanted(pod.metadata.annotations.as_ref(), SkipReason::InvalidAnnotationAtWorkload)?;
     let inherited = wanted(ns_annotations, SkipReason::InvalidAnnotationAtNamespace);
     let mode = match own {
@@ -298,7 +299,9 @@ fn inherit(
     config: &InjectConfig,
 ) {
     let annotations = metadata.annotations.get_or_insert_default();
-    annotations.entry(labels::INJECT.to_owned()).or_insert_with(|| mode.label().to_owned());
+    if requested(Some(annotations)).is_none() {
+        annotations.insert(labels::INJECT.to_owned(), mode.label().to_owned());
+    }
     for (name, value) in ns_annotations.into_iter().flatten() {
         let is_setting = labels::INHERITED_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
         if is_setting && !NOT_INHERITED.contains(&name.as_str()) {

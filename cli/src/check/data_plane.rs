@@ -6,7 +6,11 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 use kube::ResourceExt as _;
-use weft_k8s_api::{field::Invalid, inject::check_annotations, labels};
+use weft_k8s_api::{
+    field::Invalid,
+    inject::{check_annotations, requested},
+    labels,
+};
 
 use super::{
     answer::{Stop, known},
@@ -69,19 +73,18 @@ pub(super) fn have_a_proxy(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let cluster = facts.cluster()?;
     let all = known("Pods", &cluster.pods)?;
     let namespaces = known("Namespaces", &cluster.namespaces)?;
-    let asks = |object: &std::collections::BTreeMap<String, String>| object.get(labels::INJECT).cloned();
     let wanted = |pod: &&Pod| {
-        let own = asks(pod.annotations());
+        let own = requested(Some(pod.annotations()));
         let inherited = || {
             let name = pod.namespace().unwrap_or_default();
             namespaces
                 .iter()
                 .find(|namespace| namespace.name_any() == name)
-                .and_then(|namespace| asks(namespace.annotations()))
+                .and_then(|namespace| requested(Some(namespace.annotations())))
         };
         let mode = own.or_else(inherited);
         let host_network = pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
-        matches!(mode.as_deref(), Some("enabled" | "ingress")) && !host_network
+        matches!(mode, Some("enabled" | "ingress")) && !host_network
     };
     let without = all.iter().filter(|pod| !pods::is_over(pod) && !pods::is_leaving(pod)).filter(wanted);
     let without = without.filter(|pod| pods::proxy(pod).is_none());
@@ -338,9 +341,10 @@ mod tests {
         let namespace = json!({"metadata": {"name": "shop", "annotations": {"linkerd.io/inject": "enabled"}}});
         cluster.namespaces.as_mut().unwrap().push(object(namespace));
         let pod = |name: &str, annotations| json!({"metadata": {"name": name, "namespace": "shop", "annotations": annotations}, "spec": {"containers": []}});
-        let refuses = json!({"linkerd.io/inject": "disabled"});
-        cluster.pods = Ok(vec![object(pod("old", json!({}))), object(pod("refuses", refuses))]);
-        check(have_a_proxy(&facts), &[("Pod shop/old", "has no proxy")]);
+        let (refuses, empty) = (json!({"linkerd.io/inject": "disabled"}), json!({"linkerd.io/inject": ""}));
+        let pods = [pod("old", json!({})), pod("refuses", refuses), pod("empty", empty)];
+        cluster.pods = Ok(pods.map(object).to_vec());
+        check(have_a_proxy(&facts), &[("Pod shop/old", "has no proxy"), ("Pod shop/empty", "has no proxy")]);
     }
 
     #[test]

@@ -32,7 +32,7 @@ use tokio::sync::Semaphore;
 use weft_k8s_api::{
     field::Invalid,
     inject::{self, Decision, InjectConfig, Refusal, SkipReason, inject},
-    labels, names, support,
+    names, support,
 };
 use weft_runtime::{metrics::Metrics, readiness::Readiness, tasks::Tasks};
 
@@ -284,8 +284,8 @@ fn patched(request: &AdmissionRequest<DynamicObject>, patch: json_patch::Patch) 
 
 /// Whether a person who asked for a proxy should get an Event that there is none.
 fn matters(reason: SkipReason, metadata: &ObjectMeta, namespace: Option<&Namespace>) -> bool {
-    let asks = |metadata: &ObjectMeta| value(metadata, labels::INJECT).is_some_and(|value| value != "disabled");
-    let refuses = value(metadata, labels::INJECT) == Some("disabled");
+    let asks = |metadata: &ObjectMeta| requested(metadata).is_some_and(|value| value != "disabled");
+    let refuses = requested(metadata) == Some("disabled");
     !refuses
         && !matches!(reason, SkipReason::AnnotationAbsent | SkipReason::AnnotationDisabled)
         && (asks(metadata) || namespace.is_some_and(|namespace| asks(&namespace.metadata)))
@@ -320,9 +320,9 @@ fn explain(error: &Refusal, metadata: &ObjectMeta, namespace: Option<&Namespace>
 }
 
 fn annotation_at(metadata: &ObjectMeta, namespace: Option<&Namespace>) -> &'static str {
-    if value(metadata, labels::INJECT).is_some() {
+    if requested(metadata).is_some() {
         "workload"
-    } else if namespace.is_some_and(|namespace| value(&namespace.metadata, labels::INJECT).is_some()) {
+    } else if namespace.is_some_and(|namespace| requested(&namespace.metadata).is_some()) {
         "namespace"
     } else {
         ""
@@ -344,6 +344,10 @@ fn request_labels(metadata: &ObjectMeta, kind: &'static str, annotation_at: &'st
         Some(_) => "other",
     };
     RequestLabels { owner_kind, namespace: metadata.namespace.clone().unwrap_or_default(), annotation_at }
+}
+
+fn requested(metadata: &ObjectMeta) -> Option<&str> {
+    inject::requested(metadata.annotations.as_ref())
 }
 
 fn value<'a>(metadata: &'a ObjectMeta, annotation: &str) -> Option<&'a str> {

@@ -75,6 +75,14 @@ fn decides_by_the_workload_then_the_namespace() {
             Some("injection_disable_annotation_present"),
         ),
         ("no annotation", json!({}), json!({}), json!({}), Some("injection_enable_annotation_absent")),
+        ("empty at pod", json!({"linkerd.io/inject": ""}), enabled.clone(), json!({}), None),
+        (
+            "empty at namespace",
+            json!({}),
+            json!({"linkerd.io/inject": ""}),
+            json!({}),
+            Some("injection_enable_annotation_absent"),
+        ),
         (
             "bad at pod",
             json!({"linkerd.io/inject": "yes"}),
@@ -145,6 +153,14 @@ fn marks_the_pod_as_meshed() {
     assert_eq!(annotations["config.linkerd.io/opaque-ports"], "3306");
     assert_eq!(annotations["linkerd.io/trust-root-sha256"].len(), 64);
     assert!(!annotations.contains_key("example.org/other"));
+}
+
+#[test]
+fn an_empty_request_is_an_absent_one() {
+    let empty = pod(json!({"linkerd.io/inject": ""}), json!({}));
+    assert_eq!(check_annotations(&empty.metadata), []);
+    let injected = injected(&empty, Some(&namespace(json!({"linkerd.io/inject": "ingress"}))));
+    assert_eq!(injected.metadata.annotations.unwrap()["linkerd.io/inject"], "ingress");
 }
 
 /// The API server refuses a pod with a label of more than 63 characters, and its owner may have a longer name.
