@@ -111,14 +111,15 @@ pub struct ResponseMatch {
     pub status: Option<StatusRange>,
 }
 
-/// A range of status codes, both ends included; an absent or zero end is open.
+/// A range of status codes, both ends included. Where one end is absent or zero, the range is the other one
+/// (`linkerd2:cli/profile/template.go`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StatusRange {
-    /// Lowest status, 100-599.
+    /// Lowest status, 100-599; without `max` the only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min: Option<u32>,
-    /// Highest status, 100-599.
+    /// Highest status, 100-599; without `min` the only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max: Option<u32>,
 }

@@ -184,7 +184,7 @@ fn read_response(message: destination::ResponseMatch, depth: usize) -> Result<Co
         response_match::Match::Status(range) => {
             let status = |code| u16::try_from(code).map_err(|_| RoutesError::Status(code));
             let (min, max) = (status(range.min)?, status(range.max)?);
-            // Where one bound is absent, the range is the other one.
+            // Where one bound is absent, the range is the other one (`linkerd2:cli/profile/template.go`).
             Condition::Status(match (min, max) {
                 (min, 0) => min..=min,
                 (0, max) => max..=max,
@@ -278,7 +278,7 @@ mod tests {
         assert_eq!(terms.timeouts.head, Some(Duration::from_millis(25)));
         let retry = terms.retry.unwrap();
         assert!(retry.budget.is_some());
-        for (status, expected) in [(404, true), (500, true), (200, false)] {
+        for (status, expected) in [(404, true), (405, false), (500, true), (200, false)] {
             let answer = Answer { status: StatusCode::from_u16(status).unwrap(), grpc: None, retry_after: None };
             assert_eq!((terms.classes.is_failure(&answer), retry.when.matches(&answer)), (expected, expected));
         }
