@@ -13,7 +13,12 @@ const NATIVE: &str =
 
 /// Annotations of pods, and of namespaces for their pods.
 pub const POD_ANNOTATIONS: &[Setting] = &[
-    Setting::new("linkerd.io/inject", Works, "enabled, disabled or ingress"),
+    // Linkerd's injector skips such pods: it mounts the pod's own token.
+    Setting::new(
+        "linkerd.io/inject",
+        Works,
+        "enabled, disabled or ingress; pods with automountServiceAccountToken: false are injected, too",
+    ),
     Setting::new("config.linkerd.io/proxy-image", Works, ""),
     Setting::new("config.linkerd.io/proxy-version", Works, ""),
     Setting::new("config.linkerd.io/image-pull-policy", Works, ""),
