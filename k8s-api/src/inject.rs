@@ -40,6 +40,7 @@ use crate::{
     labels,
 };
 use annotations::{Reading, Settings};
+use bypass::Limits;
 
 /// The result of injection.
 #[derive(Clone, Debug, PartialEq)]
@@ -184,7 +185,8 @@ pub fn inject(pod: &Pod, namespace: Option<&Namespace>, config: &InjectConfig) -
 fn check_exemption(pod: &Pod, config: &InjectConfig, settings: &Settings) -> Result<(), Refusal> {
     let rules = config.exemption;
     let of_control_plane = bypass::is_of_control_plane(pod, rules, Some(&config.control_plane_namespace));
-    let forbidden = bypass::forbidden(settings, rules, &config.skips, of_control_plane);
+    let limits = Limits { rules, skips: &config.skips, proxy_uid: config.proxy_uid, proxy_gid: config.proxy_gid };
+    let forbidden = bypass::forbidden(settings, &limits, of_control_plane);
     if let Some(error) = forbidden.into_iter().next() {
         return Err(error.into());
     }

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::{
     annotations::{Settings, shown},
-    exemption::ExemptionRules,
+    exemption::{Exemption, ExemptionRules},
 };
 use crate::{labels, ports::PortSet};
 
@@ -52,6 +52,21 @@ pub enum Forbidden {
         labels::BYPASS
     )]
     Bypass,
+    /// Processes of another user or group than the chart's would bypass the proxy.
+    #[error(
+        "annotation {annotation}: {id} is not {setting}, and its connections would bypass the proxy, which this \
+         cluster does not allow (chart value agent.allowBypass); remove the annotation, or set the annotation {}: \
+         cgroup",
+        labels::PROXY_EXEMPTION
+    )]
+    ProxyId {
+        /// The annotation's name.
+        annotation: &'static str,
+        /// Its value.
+        id: i64,
+        /// The chart's value that is the limit.
+        setting: &'static str,
+    },
     /// Ports or networks would bypass the proxy.
     #[error(
         "annotation {annotation}: {value:?} bypasses the proxy beyond {setting}, which this cluster does not allow \
@@ -73,9 +88,18 @@ impl Forbidden {
         match self {
             Self::Exemption => labels::PROXY_EXEMPTION,
             Self::Bypass => labels::BYPASS,
-            Self::Skip { annotation, .. } => annotation,
+            Self::ProxyId { annotation, .. } | Self::Skip { annotation, .. } => annotation,
         }
     }
+}
+
+/// What the administrator has set, beyond which annotations may lift nothing of a pod's redirection.
+#[derive(Clone, Copy)]
+pub(super) struct Limits<'a> {
+    pub(super) rules: ExemptionRules,
+    pub(super) skips: &'a Skips,
+    pub(super) proxy_uid: i64,
+    pub(super) proxy_gid: Option<i64>,
 }
 
 /// Whether the pod is a part of the control plane. Anybody may set the label; where pods are not trusted with bypasses,
@@ -88,12 +112,8 @@ pub(super) fn is_of_control_plane(pod: &Pod, rules: ExemptionRules, namespace: O
 }
 
 /// The annotations that lift more of the pod's redirection than the administrator allows.
-pub(super) fn forbidden(
-    settings: &Settings,
-    rules: ExemptionRules,
-    skips: &Skips,
-    of_control_plane: bool,
-) -> Vec<Forbidden> {
+pub(super) fn forbidden(settings: &Settings, limits: &Limits<'_>, of_control_plane: bool) -> Vec<Forbidden> {
+    let Limits { rules, skips, proxy_uid, proxy_gid } = *limits;
     let mut found = Vec::new();
     if settings.exemption.is_some_and(|own| own < rules.exemption(Some(own))) {
         found.push(Forbidden::Exemption);
@@ -103,6 +123,14 @@ pub(super) fn forbidden(
     }
     if settings.bypass {
         found.push(Forbidden::Bypass);
+    }
+    // In a strict pod they exempt nobody.
+    if rules.exemption(settings.exemption) == Exemption::User {
+        let uid = settings.uid.filter(|uid| *uid != proxy_uid);
+        let gid = settings.gid.filter(|gid| *gid > 0 && Some(*gid) != proxy_gid);
+        let ids = [(labels::PROXY_UID_ANNOTATION, uid, "proxy.uid"), (labels::PROXY_GID_ANNOTATION, gid, "proxy.gid")];
+        let ids = ids.into_iter().filter_map(|(annotation, id, setting)| Some((annotation, id?, setting)));
+        found.extend(ids.map(|(annotation, id, setting)| Forbidden::ProxyId { annotation, id, setting }));
     }
     let mut outbound = skips.outbound.clone();
     if of_control_plane {

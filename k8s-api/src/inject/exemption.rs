@@ -62,6 +62,15 @@ impl ExemptionRules {
     }
 }
 
+/// The user that the pod's spec gives the proxy. Unlike the annotation, it does not change while the pod runs.
+pub(super) fn proxy_user(pod: &Pod) -> Option<i64> {
+    let spec = pod.spec.as_ref()?;
+    let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let own = containers.find(|container| container.name == labels::PROXY_CONTAINER)?.security_context.as_ref();
+    let whole = spec.security_context.as_ref().and_then(|whole| whole.run_as_user);
+    own.and_then(|own| own.run_as_user).or(whole).filter(|uid| *uid > 0)
+}
+
 /// A container that the kernel could not distinguish from the proxy by user and group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SharedId {

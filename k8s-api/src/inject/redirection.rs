@@ -5,9 +5,9 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::{
     annotations::{InjectError, Reading, Settings},
-    bypass::{Forbidden, Skips, forbidden, is_of_control_plane},
+    bypass::{Forbidden, Limits, Skips, forbidden, is_of_control_plane},
     config::ProxyPorts,
-    exemption::{Exemption, ExemptionRules, shared_id},
+    exemption::{Exemption, ExemptionRules, proxy_user, shared_id},
 };
 use crate::{labels, ports::PortSet};
 
@@ -81,18 +81,21 @@ impl Redirection {
         if let Some(error) = refused.into_iter().next() {
             return Err(error);
         }
-        let proxy_uid = settings.uid.unwrap_or(defaults.proxy_uid);
-        // Linkerd's rule: group 0, which many processes are in, exempts no connection.
-        let proxy_gid = settings.gid.or(defaults.proxy_gid).filter(|gid| *gid > 0);
-        let exemption = match shared_id(pod, proxy_uid, proxy_gid) {
-            // Admission refuses such a pod; it can still occur as an ephemeral container, or without the webhook.
-            Some(_) => Exemption::Cgroup,
-            None => defaults.rules.exemption(settings.exemption),
-        };
         let RedirectionDefaults { ports, rules, skips, .. } = defaults;
         let of_control_plane = is_of_control_plane(pod, *rules, defaults.control_plane_namespace.as_deref());
-        let forbidden = forbidden(&settings, *rules, skips, of_control_plane);
+        let limits = Limits { rules: *rules, skips, proxy_uid: defaults.proxy_uid, proxy_gid: defaults.proxy_gid };
+        let forbidden = forbidden(&settings, &limits, of_control_plane);
         let is_forbidden = |name| forbidden.iter().any(|one| one.annotation() == name);
+        let own_uid = settings.uid.filter(|_| !is_forbidden(labels::PROXY_UID_ANNOTATION));
+        let proxy_uid = proxy_user(pod).or(own_uid).unwrap_or(defaults.proxy_uid);
+        // Linkerd's rule: group 0, which many processes are in, exempts no connection.
+        let own_gid = settings.gid.filter(|_| !is_forbidden(labels::PROXY_GID_ANNOTATION));
+        let proxy_gid = own_gid.or(defaults.proxy_gid).filter(|gid| *gid > 0);
+        // Admission refuses such pods; they can still occur with an ephemeral container, without the webhook, or from
+        // before the administrator forbade them.
+        let is_strict = shared_id(pod, proxy_uid, proxy_gid).is_some()
+            || (!rules.bypass_allowed && proxy_uid != defaults.proxy_uid);
+        let exemption = if is_strict { Exemption::Cgroup } else { rules.exemption(settings.exemption) };
         let own_ports = |name, own: Option<PortSet>, default: &PortSet| {
             own.filter(|_| !is_forbidden(name)).unwrap_or_else(|| default.clone())
         };

@@ -115,6 +115,24 @@ fn an_annotation_that_the_administrator_forbids_is_reported_once_and_has_no_effe
 }
 
 #[test]
+fn another_user_or_group_of_the_proxy_is_reported_where_it_is_forbidden_and_has_no_effect() {
+    let mut f = Fixture::new(vec![]);
+    f.plan.defaults.rules.bypass_allowed = false;
+    for name in ["config.linkerd.io/proxy-uid", "config.linkerd.io/proxy-gid"] {
+        f.apply(Event::Apply(web(&json!({"metadata": {"annotations": {name: "1000"}}}))));
+        let pod = f.plan.begin(f.now).remove(0);
+        let rules = pod.rules.as_ref().unwrap();
+        assert_eq!((rules.proxy_uid, rules.proxy_gid), (2102, None), "{name}");
+        f.plan.attempted(&pod, enrolled(7), f.now);
+        let reported = f.plan.take_reports().into_iter().map(|report| match report.event {
+            EnrolmentEvent::Forbidden(forbidden) => forbidden.annotation(),
+            event => panic!("{name}: {event:?}"),
+        });
+        assert_eq!(reported.collect::<Vec<_>>(), [name]);
+    }
+}
+
+#[test]
 fn attempts_get_rarer_until_something_happens() {
     let mut f = Fixture::new(vec![Event::Apply(web(&json!({})))]);
     let mut waited = Vec::new();

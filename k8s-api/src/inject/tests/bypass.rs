@@ -29,6 +29,64 @@ fn an_annotation_does_not_lift_what_the_administrator_enforces() {
 }
 
 #[test]
+fn an_annotation_names_no_other_user_or_group_of_the_proxy_where_no_bypass_is_allowed() {
+    let rules = ExemptionRules { bypass_allowed: false, ..ExemptionRules::default() };
+    let config = InjectConfig { exemption: rules, proxy_gid: Some(2103), ..config() };
+    let defaults = RedirectionDefaults { rules, proxy_gid: Some(2103), ..RedirectionDefaults::default() };
+    let lax = RedirectionDefaults { rules: ExemptionRules::default(), ..defaults.clone() };
+    let (uid, gid) = (labels::PROXY_UID_ANNOTATION, labels::PROXY_GID_ANNOTATION);
+    for (annotation, value, setting, expected, if_allowed) in [
+        (uid, "1000", Some("proxy.uid"), (2102, Some(2103)), (1000, Some(2103))),
+        (uid, "2102", None, (2102, Some(2103)), (2102, Some(2103))),
+        (gid, "1000", Some("proxy.gid"), (2102, Some(2103)), (2102, Some(1000))),
+        (gid, "2103", None, (2102, Some(2103)), (2102, Some(2103))),
+        (gid, "0", None, (2102, None), (2102, None)),
+        (gid, "-1", None, (2102, None), (2102, None)),
+    ] {
+        let row = format!("{annotation}: {value}");
+        let annotated = pod(json!({"linkerd.io/inject": "enabled", annotation: value}), json!({}));
+        let forbidden = setting.map(|setting| Forbidden::ProxyId { annotation, id: value.parse().unwrap(), setting });
+        let refusal = inject(&annotated, None, &config).err();
+        assert_eq!(refusal, forbidden.clone().map(Refusal::Forbidden), "{row}");
+        if let Some(refusal) = refusal {
+            let text = refusal.to_string();
+            let words = [annotation, value, setting.unwrap(), "agent.allowBypass", "weft.io/proxy-exemption: cgroup"];
+            assert!(words.iter().all(|word| text.contains(word)), "{text}");
+        }
+        // Set on a running pod, which no webhook sees.
+        let found = Redirection::of(&annotated, &defaults).unwrap();
+        assert_eq!((found.proxy_uid, found.proxy_gid), expected, "{row}");
+        assert_eq!((found.exemption, found.forbidden), (Exemption::User, Vec::from_iter(forbidden)), "{row}");
+        let found = Redirection::of(&annotated, &lax).unwrap();
+        assert_eq!((found.proxy_uid, found.proxy_gid, found.forbidden), (if_allowed.0, if_allowed.1, vec![]), "{row}");
+        // In a strict pod they exempt nobody.
+        let mut strict = annotated.clone();
+        let cgroup = [(labels::PROXY_EXEMPTION.to_owned(), "cgroup".to_owned())];
+        strict.metadata.annotations.get_or_insert_default().extend(cgroup);
+        assert!(inject(&strict, None, &config).is_ok(), "{row}");
+        assert_eq!(Redirection::of(&strict, &defaults).unwrap().forbidden, [], "{row}");
+    }
+}
+
+/// A pod from before the administrator forbade it, or one that was strict when it was created.
+#[test]
+fn a_proxy_that_runs_as_another_user_is_known_by_its_cgroup_where_no_bypass_is_allowed() {
+    let own = json!({"linkerd.io/inject": "enabled", labels::PROXY_UID_ANNOTATION: "1000"});
+    let running = injected(&pod(own, json!({})), None);
+    let mut unannotated = running.clone();
+    unannotated.metadata.annotations.as_mut().unwrap().remove(labels::PROXY_UID_ANNOTATION);
+    for (bypass_allowed, exemption) in [(true, Exemption::User), (false, Exemption::Cgroup)] {
+        let rules = ExemptionRules { bypass_allowed, ..ExemptionRules::default() };
+        let defaults = RedirectionDefaults { rules, ..RedirectionDefaults::default() };
+        for (pod, is_forbidden) in [(&running, !bypass_allowed), (&unannotated, false)] {
+            let found = Redirection::of(pod, &defaults).unwrap();
+            assert_eq!((found.proxy_uid, found.exemption), (1000, exemption), "{bypass_allowed}");
+            assert_eq!(found.forbidden.len(), usize::from(is_forbidden), "{bypass_allowed}");
+        }
+    }
+}
+
+#[test]
 fn an_annotation_skips_no_more_than_the_administrator_where_no_bypass_is_allowed() {
     let rules = ExemptionRules { bypass_allowed: false, ..ExemptionRules::default() };
     let skips = Skips { subnets: vec!["10.9.0.0/16".parse().unwrap()], ..Skips::default() };
