@@ -53,7 +53,8 @@ pub struct RedirectionDefaults {
     pub rules: ExemptionRules,
     /// What bypasses the proxy.
     pub skips: Skips,
-    /// Namespace of the control plane; `None` where there may be several.
+    /// Namespace of the control plane; `None` where there may be several. While the rules allow no bypass, no pod is
+    /// then one of a control plane.
     pub control_plane_namespace: Option<String>,
 }
 

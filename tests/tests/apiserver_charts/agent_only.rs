@@ -20,6 +20,7 @@ fn values_that_the_agent_cannot_honour_are_refused_by_name() {
         ("misspelt", "proxyUid=2102", &["proxyUid"]),
         ("no ports", "ignoreInboundPorts=http", &["ignoreInboundPorts"]),
         ("root", "proxyUID=0", &["proxyUID"]),
+        ("any control plane", "controllerNamespace=,allowBypass=false", &["controllerNamespace", "allowBypass"]),
     ] {
         let output = template(settings);
         let said = String::from_utf8_lossy(&output.stderr);

@@ -143,6 +143,7 @@ fn only_the_control_planes_own_pods_skip_the_api_server_where_no_bypass_is_allow
         control_plane_namespace: Some("linkerd".to_owned()),
         ..RedirectionDefaults::default()
     };
+    let unknown = RedirectionDefaults { control_plane_namespace: None, ..defaults.clone() };
     for (namespace, expected) in [("linkerd", Some("443,6443")), ("shop", None)] {
         // As in the chart of the control plane.
         let own = json!({"linkerd.io/inject": "enabled", "config.linkerd.io/skip-outbound-ports": "443,6443"});
@@ -154,5 +155,8 @@ fn only_the_control_planes_own_pods_skip_the_api_server_where_no_bypass_is_allow
         let redirection = Redirection::of(&pod, &defaults).unwrap();
         assert_eq!(redirection.skip_outbound_ports.to_string(), expected.unwrap_or("4567-4568"), "{namespace}");
         assert_eq!(redirection.forbidden.is_empty(), expected.is_some(), "{namespace}");
+        let redirection = Redirection::of(&pod, &unknown).unwrap();
+        assert_eq!(redirection.skip_outbound_ports.to_string(), "4567-4568", "{namespace}");
+        assert_eq!(redirection.forbidden.len(), 1, "{namespace}");
     }
 }
