@@ -123,12 +123,14 @@ fn ask(world: &World, wire: &Wire<'_>, path: &str, codes: &[Code]) -> Answer {
     answer
 }
 
-/// Every endpoint has an address that proxies can connect to.
+/// Every endpoint has an address that proxies can connect to, and labels that Prometheus accepts.
 fn check_update(message: &Update) {
     if let Some(update::Update::Add(set)) = &message.update {
         let usable =
             |addr: &weft_proto::linkerd::net::TcpAddress| addr.ip.is_some() && (1..=65535).contains(&addr.port);
         assert!(set.addrs.iter().all(|endpoint| endpoint.addr.as_ref().is_some_and(usable)), "{set:?}");
+        let is_name = |key: &String| key.chars().all(|character| character.is_ascii_alphanumeric() || character == '_');
+        assert!(set.addrs.iter().flat_map(|endpoint| endpoint.metric_labels.keys()).all(is_name), "{set:?}");
     }
 }
 

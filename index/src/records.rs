@@ -78,7 +78,27 @@ pub(crate) enum DefaultPolicyAnnotation {
     Unreadable,
 }
 
-/// The owner of an object.
+/// Labels of endpoints that no owner may replace.
+const RESERVED: [&str; 10] = [
+    "control_plane_ns",
+    "external_workload",
+    "namespace",
+    "pod",
+    "pod_template_hash",
+    "require_mtls",
+    "service",
+    "serviceaccount",
+    "zone",
+    "zone_locality",
+];
+/// The labels of a mirrored Service have names of their own with this beginning, and none of them may be replaced.
+const RESERVED_PREFIX: &str = "target_";
+/// The longest kind that becomes a label, as names of kinds are DNS labels; bytes.
+const MAX_KIND: usize = 63;
+/// The longest name of an object, in bytes.
+const MAX_NAME: usize = 253;
+
+/// The owner of an object, whose kind and name become a label of endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub kind: String,
@@ -140,6 +160,27 @@ impl DefaultPolicyAnnotation {
     }
 }
 
+impl Owner {
+    /// The kind as the name of a label; `job` has another meaning in Prometheus.
+    pub(crate) fn label(&self) -> String {
+        let kind = self.kind.to_lowercase();
+        if kind == "job" { "k8s_job".to_owned() } else { kind }
+    }
+
+    /// Whether the kind may be the name of a label, and the name its value. Kubernetes checks neither in a reference to
+    /// an owner, which every author of pods can write, and proxies add the label to the metrics of their own pods.
+    fn is_label(&self) -> bool {
+        let mut characters = self.kind.chars();
+        let is_name = characters.next().is_some_and(|first| first.is_ascii_alphabetic())
+            && characters.all(|other| other.is_ascii_alphanumeric() || other == '_');
+        if !is_name || self.kind.len() > MAX_KIND || self.name.len() > MAX_NAME {
+            return false;
+        }
+        let label = self.label();
+        !RESERVED.contains(&label.as_str()) && !label.starts_with(RESERVED_PREFIX)
+    }
+}
+
 impl RateLimitRecord {
     pub(super) fn new(policy: HttpLocalRateLimitPolicy) -> Self {
         Self { created: created(&policy.metadata), spec: policy.spec }
@@ -184,10 +225,10 @@ pub(super) fn created(metadata: &ObjectMeta) -> Option<Timestamp> {
     metadata.creation_timestamp.as_ref().map(|time| time.0)
 }
 
-/// The owner, if there is exactly one.
+/// The owner, if there is exactly one, and it may be a label.
 pub(super) fn single_owner(metadata: &ObjectMeta) -> Option<Owner> {
     match metadata.owner_references.as_deref().unwrap_or_default() {
-        [owner] => Some(Owner { kind: owner.kind.clone(), name: owner.name.clone() }),
+        [owner] => Some(Owner { kind: owner.kind.clone(), name: owner.name.clone() }).filter(Owner::is_label),
         _ => None,
     }
 }

@@ -13,6 +13,7 @@ mod policy_routes;
 mod random;
 mod status;
 mod views;
+mod workload;
 
 use std::cell::{RefCell, RefMut};
 

@@ -46,7 +46,7 @@ pub(super) fn external_endpoint(
     let opaque = selection::is_opaque(store, selectable, addr.port(), &cluster.default_opaque_ports);
     let mut found = BTreeMap::from([("external_workload".to_owned(), workload.key.name.clone())]);
     if let Some(owner) = &workload.owner {
-        found.insert(label(&owner.kind), owner.name.clone());
+        found.insert(owner.label(), owner.name.clone());
     }
     if let Some(zone) = workload.labels.get(labels::ZONE) {
         found.insert("zone".to_owned(), zone.clone());
@@ -88,7 +88,7 @@ fn pod_labels(store: &Store, pod: &PodRecord) -> BTreeMap<String, String> {
 fn owner(store: &Store, pod: &PodRecord) -> Option<(String, String)> {
     let owner = pod.owner.as_ref()?;
     if let Some(above) = store.owner_of(&owner.kind, &Key::new(&pod.key.namespace, &owner.name)) {
-        return Some((label(&above.kind), above.name.clone()));
+        return Some((above.label(), above.name.clone()));
     }
     if owner.kind == "ReplicaSet" {
         // If the object is unknown, its name suffices: the Deployment's name and the hash of its template.
@@ -97,11 +97,5 @@ fn owner(store: &Store, pod: &PodRecord) -> Option<(String, String)> {
             return Some(("deployment".to_owned(), deployment.to_owned()));
         }
     }
-    Some((label(&owner.kind), owner.name.clone()))
-}
-
-/// The kind as a label; `job` has another meaning in Prometheus.
-fn label(kind: &str) -> String {
-    let kind = kind.to_lowercase();
-    if kind == "job" { "k8s_job".to_owned() } else { kind }
+    Some((owner.label(), owner.name.clone()))
 }

@@ -62,7 +62,7 @@ fn other_services_do_not_wake_a_subscriber() {
 }
 
 /// The endpoint of `web-1` on port 8080, with a change to its pod.
-fn endpoint(world: &World, change: Value) -> Option<Arc<SharedEndpoint>> {
+pub(super) fn endpoint(world: &World, change: Value) -> Option<Arc<SharedEndpoint>> {
     world.apply_all([
         service("web", "10.96.0.1", json!({})),
         slice("web", &[("web-1", "10.244.0.1")], 8080),
@@ -122,25 +122,6 @@ fn an_opaque_server_makes_the_endpoint_opaque_and_its_deletion_does_not() {
     assert!(changed(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].opaque);
     world.delete(Kind::Server, "shop", "s");
     assert!(!changed(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].opaque);
-}
-
-#[test]
-fn the_owner_is_named_by_object_or_by_template_hash() {
-    let owned = json!({"metadata": {"labels": {"pod-template-hash": "abc"},
-        "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-abc", "uid": "u"}]}});
-    assert_eq!(endpoint(&World::new(), owned).unwrap().labels["deployment"], "web");
-    let job =
-        json!({"metadata": {"ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "u"}]}});
-    assert_eq!(endpoint(&World::new(), job.clone()).unwrap().labels["k8s_job"], "j");
-    // The owner's owner may become known later, and vanish again.
-    let world = World::new();
-    endpoint(&world, job);
-    let mut rx = world.index().watch_endpoints(&web(), key(80));
-    world.apply(json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j", "namespace": "shop",
-        "ownerReferences": [{"apiVersion": "batch/v1", "kind": "CronJob", "name": "nightly", "uid": "u"}]}}));
-    assert_eq!(changed(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].labels["cronjob"], "nightly");
-    world.delete(Kind::Job, "shop", "j");
-    assert_eq!(changed(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].labels["k8s_job"], "j");
 }
 
 /// An ExternalWorkload with a port for its proxy.

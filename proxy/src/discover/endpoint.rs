@@ -172,12 +172,14 @@ impl EndpointInfo {
     }
 }
 
-/// The set's labels and the endpoint's own, which take precedence, in a fixed order.
+/// The set's labels and the endpoint's own, which take precedence, in a fixed order. Names of labels are written to the
+/// metrics as they are, so those that Prometheus does not accept are left out: one of them would lose the whole scrape.
 fn read_labels(set: &HashMap<String, String>, own: &HashMap<String, String>) -> Labels {
     let mut labels: Labels = set
         .iter()
         .filter(|(key, _)| !own.contains_key(*key))
         .chain(own)
+        .filter(|(key, _)| key.chars().all(|character| character.is_ascii_alphanumeric() || character == '_'))
         .map(|(key, value)| (Cow::Owned(format!("dst_{key}")), Cow::Owned(value.clone())))
         .collect();
     labels.sort();
@@ -223,6 +225,18 @@ mod tests {
         assert_eq!(endpoint.transport_port.unwrap().get(), 4143);
         assert_eq!(endpoint.tls.unwrap().server_id, "web.demo".parse().unwrap());
         assert_eq!(endpoint.labels, vec![("dst_pod".into(), "web-0".into()), ("dst_service".into(), "web".into())]);
+    }
+
+    #[test]
+    fn keys_that_are_no_label_names_are_left_out() {
+        let labels = |keys: &[&str]| keys.iter().map(|key| ((*key).to_owned(), "n".to_owned())).collect();
+        let set = labels(&["service", "a b", "x=\"\"} 1\nrequest_total{y"]);
+        let own = labels(&["pod", "k8s_job", "0", "a-b", "a.b", "é", "a\n", "a\"", "a{", "a,b"]);
+        let mut message = meshed(dns("web.demo"), None);
+        message.metric_labels = own;
+        let found = EndpointInfo::read(message, &set).unwrap().labels;
+        let names: Vec<_> = found.iter().map(|(key, _)| key.as_ref()).collect();
+        assert_eq!(names, ["dst_0", "dst_k8s_job", "dst_pod", "dst_service"]);
     }
 
     #[test]

@@ -1,0 +1,76 @@
+//! What annotations and owners of a workload make of its endpoints.
+
+use super::{
+    destination::{endpoint, external, key, web},
+    *,
+};
+
+#[test]
+fn the_owner_is_named_by_object_or_by_template_hash() {
+    let owned = json!({"metadata": {"labels": {"pod-template-hash": "abc"},
+        "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-abc", "uid": "u"}]}});
+    assert_eq!(endpoint(&World::new(), owned).unwrap().labels["deployment"], "web");
+    let job =
+        json!({"metadata": {"ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "u"}]}});
+    assert_eq!(endpoint(&World::new(), job.clone()).unwrap().labels["k8s_job"], "j");
+    // The owner's owner may become known later, and vanish again.
+    let world = World::new();
+    endpoint(&world, job);
+    let mut rx = world.index().watch_endpoints(&web(), key(80));
+    world.apply(json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j", "namespace": "shop",
+        "ownerReferences": [{"apiVersion": "batch/v1", "kind": "CronJob", "name": "nightly", "uid": "u"}]}}));
+    assert_eq!(changed(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].labels["cronjob"], "nightly");
+    world.delete(Kind::Job, "shop", "j");
+    assert_eq!(changed(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].labels["k8s_job"], "j");
+}
+
+#[test]
+fn an_owner_that_is_no_label_is_left_out() {
+    let found = |kind: &str, name: &str| {
+        let owners = json!([{"apiVersion": "x/v1", "kind": kind, "name": name, "uid": "u"}]);
+        endpoint(&World::new(), json!({"metadata": {"ownerReferences": owners}})).unwrap().labels.clone()
+    };
+    let mut plain = endpoint(&World::new(), json!({})).unwrap().labels.clone();
+    let long = ["K".repeat(64), "n".repeat(254)];
+    let forging = "x=\"\"} 1\nrequest_total{y";
+    for (kind, name) in [
+        ("a b", "n"),
+        (forging, "n"),
+        ("", "n"),
+        ("0", "n"),
+        ("é", "n"),
+        ("My-Kind", "n"),
+        ("Pod", "n"),
+        ("ServiceAccount", "n"),
+        ("Service", "n"),
+        ("Namespace", "n"),
+        ("Zone", "n"),
+        ("Require_mTLS", "true"),
+        ("Target_cluster", "n"),
+        (&long[0], "n"),
+        ("Rollout", &long[1]),
+    ] {
+        assert_eq!(found(kind, name), plain, "{kind:?} {:.9}", name);
+    }
+    plain.insert("k2_rollout".to_owned(), "n".repeat(253));
+    assert_eq!(found("K2_Rollout", &long[1][1..]), plain);
+    // The owner's owner is as much its author's choice.
+    let world = World::new();
+    let owned = |kind: &str, name: &str| json!([{"apiVersion": "x/v1", "kind": kind, "name": name, "uid": "u"}]);
+    world.apply(json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j", "namespace": "shop",
+        "ownerReferences": owned(forging, "n")}}));
+    let labels = endpoint(&world, json!({"metadata": {"ownerReferences": owned("Job", "j")}})).unwrap().labels.clone();
+    assert_eq!(labels["k8s_job"], "j");
+    assert!(!labels.keys().any(|key| key.contains('=')), "{labels:?}");
+    let mut workload = external("192.0.2.1");
+    for (kind, expected) in [("VirtualMachine", Some("virtualmachine")), (forging, None), ("External_Workload", None)] {
+        workload["metadata"]["ownerReferences"] = owned(kind, "n");
+        let world = World::new();
+        world.apply(workload.clone());
+        let profile = world.index().watch_endpoint_profile(addr("192.0.2.1:8080")).unwrap().borrow().clone().unwrap();
+        let labels = &profile.endpoint.labels;
+        let owner = labels.iter().find(|(_, name)| *name == "n").map(|(key, _)| key.as_str());
+        assert_eq!(owner, expected, "{kind}");
+        assert_eq!(labels["external_workload"], "vm");
+    }
+}
