@@ -1,0 +1,143 @@
+//! Tests of deadlines of heads and bodies, on a clock that is paused.
+
+use std::time::Duration;
+
+use http_body_util::BodyExt as _;
+
+use super::*;
+use crate::request::terms::Timeouts;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn clock(timeouts: Timeouts, head: Option<Duration>) -> Clock {
+    let now = Instant::now();
+    Clock::new(Deadlines::new(timeouts, head, now, now))
+}
+
+/// A body of one chunk each second.
+fn drip(chunks: u32) -> Body {
+    let (sender, body) = Body::channel();
+    tokio::spawn(async move {
+        for _ in 0..chunks {
+            tokio::time::sleep(SECOND).await;
+            if sender.send(Ok(Frame::data(Bytes::from_static(b"x")))).is_err() {
+                return;
+            }
+        }
+    });
+    body
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_that_does_not_come_expires() {
+    let clock = clock(Timeouts::default(), Some(SECOND));
+    let begin = Instant::now();
+    assert!(clock.watch_request(Body::Empty).is_end_stream());
+    assert_eq!(clock.until_head(std::future::pending::<()>()).await, Err(Expired::Head));
+    assert_eq!(begin.elapsed(), SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_heads_time_begins_when_the_request_was_sent() {
+    let clock = clock(Timeouts::default(), Some(SECOND));
+    let begin = Instant::now();
+    let request = clock.watch_request(drip(3));
+    tokio::spawn(request.collect());
+    assert_eq!(clock.until_head(std::future::pending::<()>()).await, Err(Expired::Head));
+    assert_eq!(begin.elapsed(), 4 * SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_that_never_pauses_ends_with_its_time() {
+    for (timeouts, expected) in [
+        (Timeouts { response: Some(5 * SECOND / 2), ..Timeouts::default() }, Expired::Response),
+        (Timeouts { request: Some(5 * SECOND / 2), ..Timeouts::default() }, Expired::Request),
+    ] {
+        let clock = clock(timeouts, None);
+        clock.until_head(async {}).await.unwrap();
+        let frames = (0..100).map(|_| Frame::data(Bytes::from_static(b"x")));
+        let mut body = clock.watch_response(Body::frames(frames));
+        for _ in 0..3 {
+            assert!(body.frame().await.unwrap().is_ok(), "{expected:?}");
+            tokio::time::sleep(SECOND).await;
+        }
+        let error = body.frame().await.unwrap().unwrap_err();
+        assert!(matches!(error, BodyError::Expired(expired) if expired == expected), "{error:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_that_nobody_reads_ends_with_its_time() {
+    for (timeouts, expected) in [
+        (Timeouts { idle: Some(SECOND), ..Timeouts::default() }, Expired::Idle),
+        (Timeouts { response: Some(SECOND), ..Timeouts::default() }, Expired::Response),
+        (Timeouts { request: Some(SECOND), ..Timeouts::default() }, Expired::Request),
+    ] {
+        let begin = Instant::now();
+        let clock = clock(timeouts, None);
+        clock.until_head(async {}).await.unwrap();
+        let (sender, body) = Body::channel();
+        let mut body = clock.watch_response(body);
+        for _ in 0..2 {
+            sender.send(Ok(Frame::data(Bytes::from_static(b"x")))).unwrap();
+        }
+        assert!(body.frame().await.unwrap().is_ok());
+        // The server's stream ends although the client does not read the second frame.
+        tokio::time::timeout(2 * SECOND, sender.closed()).await.unwrap();
+        assert_eq!(begin.elapsed(), SECOND);
+        assert!(!body.is_end_stream(), "it is not whole");
+        let error = body.frame().await.unwrap().unwrap_err();
+        assert!(matches!(error, BodyError::Expired(expired) if expired == expected), "{error:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_goes_on_ends_with_the_time_of_its_response() {
+    let clock = clock(Timeouts { response: Some(SECOND), ..Timeouts::default() }, None);
+    let (_client, request) = Body::channel();
+    let mut request = clock.watch_request(request);
+    clock.until_head(async {}).await.unwrap();
+    let (_server, response) = Body::channel();
+    let mut response = clock.watch_response(response);
+    let (sent, read) = tokio::time::timeout(2 * SECOND, async { tokio::join!(request.frame(), response.frame()) })
+        .await
+        .expect("the request goes on");
+    for end in [sent, read] {
+        let error = end.unwrap().unwrap_err();
+        assert!(matches!(error, BodyError::Expired(Expired::Response)), "{error:?}");
+    }
+    assert!(std::future::poll_fn(|cx| Poll::Ready(request.poll_superseded(cx))).await.is_ready());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_that_was_read_to_its_end_does_not_expire() {
+    let timeouts = Timeouts { request: Some(SECOND), ..Timeouts::default() };
+    let clock = clock(timeouts, None);
+    clock.until_head(async {}).await.unwrap();
+    let mut body =
+        clock.watch_response(Body::frames([b"x", b"y"].map(|data| Frame::data(Bytes::from_static(data)))));
+    for _ in 0..2 {
+        assert!(body.frame().await.unwrap().is_ok());
+    }
+    tokio::time::sleep(2 * SECOND).await;
+    assert!(body.is_end_stream());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_that_drips_is_not_idle_and_ends_with_its_time() {
+    for (timeouts, expected) in [
+        (Timeouts { idle: Some(3 * SECOND / 2), ..Timeouts::default() }, None),
+        (Timeouts { idle: Some(SECOND / 2), ..Timeouts::default() }, Some(Expired::Idle)),
+        (Timeouts { response: Some(5 * SECOND / 2), ..Timeouts::default() }, Some(Expired::Response)),
+        (Timeouts { request: Some(SECOND / 2), ..Timeouts::default() }, Some(Expired::Request)),
+    ] {
+        let clock = clock(timeouts, None);
+        clock.until_head(async {}).await.unwrap();
+        let read = clock.watch_response(drip(5)).collect().await;
+        match (read, expected) {
+            (Ok(body), None) => assert_eq!(body.to_bytes().len(), 5),
+            (Err(BodyError::Expired(expired)), Some(expected)) => assert_eq!(expired, expected),
+            (read, expected) => panic!("{read:?} instead of {expected:?}"),
+        }
+    }
+}
