@@ -13,10 +13,10 @@ use super::{
 const CONNECTION_WINDOW: u32 = 16 << 20;
 /// What unread small DATA frames may cost a connection, in bytes of memory. Beyond it, h2 closes the connection with
 /// all its streams. h2 counts a frame of less than 256 bytes as the bytes that it lacks, about what its place in the
-/// queue takes. A stream's window full of messages of 20 bytes costs 773 KB; so this is enough for 86 such streams
-/// whose readers are slow, or for the 256 streams of a connection with messages of 52 bytes. h2's default is half the
-/// connection's window, 8 MiB, which 11 such streams use up.
-pub(crate) const SMALL_FRAMES: usize = 64 << 20;
+/// queue takes. A stream's window full of messages of 20 bytes costs 773 KB; so this is enough for 21 such streams
+/// whose readers are slow, or for the 256 streams of a connection with messages of 128 bytes. h2's default is half the
+/// connection's window, 8 MiB, which 11 such streams use up. More would let a few clients fill a small pod's memory.
+pub(crate) const SMALL_FRAMES: usize = 16 << 20;
 /// The window in bytes of connections that are accepted. hyper has no setting for what small frames may cost, and h2's
 /// default is half the window.
 const SERVER_CONNECTION_WINDOW: u32 = 2 * SMALL_FRAMES as u32;
@@ -45,8 +45,8 @@ pub(crate) struct Http2ServerConfig {
     pub(crate) adaptive_window: bool,
     /// Initial stream window in bytes.
     pub(crate) stream_window: u32,
-    /// Initial connection window in bytes. 128 MiB, where Linkerd's default is 1 MiB: half of it is [`SMALL_FRAMES`],
-    /// and 2,048 uploads that the application does not read leave room for others.
+    /// Initial connection window in bytes. 32 MiB, where Linkerd's default is 1 MiB: half of it is [`SMALL_FRAMES`],
+    /// and the 256 streams that another proxy of ours puts on a connection fill no more than half.
     pub(crate) connection_window: u32,
     /// Pings to silent clients.
     pub(crate) keepalive: Option<Keepalive>,

@@ -380,7 +380,7 @@ fn what_may_wait_for_an_endpoint_is_set_for_http_and_other_connections_apart() {
 fn accepted_http2_connections_are_set_for_each_side_within_the_protocols_bounds() {
     let defaults = parse(&[]).unwrap().http2;
     assert_eq!((defaults.outbound_server.max_streams, defaults.inbound_server.max_streams), (200, 10_000));
-    assert_eq!((defaults.inbound_server.stream_window, defaults.inbound_server.connection_window), (65_535, 128 << 20));
+    assert_eq!((defaults.inbound_server.stream_window, defaults.inbound_server.connection_window), (65_535, 32 << 20));
     let shared = parse(&[
         ("LINKERD2_PROXY_HTTP2_INITIAL_STREAM_WINDOW_SIZE", "70000"),
         ("LINKERD2_PROXY_HTTP2_INITIAL_CONNECTION_WINDOW_SIZE", "80000"),

@@ -255,7 +255,7 @@ pub(super) const GROUPS: &[Group] = &[
             ),
             Variable::new(
                 "INBOUND_SERVER_HTTP2_INITIAL_CONNECTION_WINDOW_SIZE",
-                "`HTTP2_INITIAL_CONNECTION_WINDOW_SIZE`, or 134217728",
+                "`HTTP2_INITIAL_CONNECTION_WINDOW_SIZE`, or 33554432",
                 "bytes in flight of one connection; half of it bounds what small DATA frames cost",
             ),
             Variable::new(
@@ -337,7 +337,7 @@ pub(super) const GROUPS: &[Group] = &[
             ),
             Variable::new(
                 "OUTBOUND_SERVER_HTTP2_INITIAL_CONNECTION_WINDOW_SIZE",
-                "`HTTP2_INITIAL_CONNECTION_WINDOW_SIZE`, or 134217728",
+                "`HTTP2_INITIAL_CONNECTION_WINDOW_SIZE`, or 33554432",
                 "bytes in flight of one connection; half of it bounds what small DATA frames cost",
             ),
             Variable::new(

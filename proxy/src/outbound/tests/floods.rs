@@ -47,7 +47,7 @@ struct Flood {
     mib: u64,
 }
 
-const FLOODS: [Flood; 13] = [
+const FLOODS: [Flood; 14] = [
     http2("rapid reset", post_head, |n| canceled(n, "/"), 100_000, true, Outcome::Closed, 24),
     http2("CONTINUATION", open_head, continuation, 10_000, true, Outcome::Closed, 24),
     http2("SETTINGS", preface, |_| frame(4, 0, 0, &[0, 4, 0, 1, 0, 0]), 200_000, true, Outcome::Read, 24),
@@ -61,6 +61,8 @@ const FLOODS: [Flood; 13] = [
         outcomes: [Outcome::Closed, Outcome::Read],
         ..http2("streams without an end", preface, never, 9_000, true, Outcome::Read, 128)
     },
+    // On the inbound side they fill a connection's window, 32 MiB; the outbound side refuses more than 200.
+    Flood { connections: 4, ..http2("uploads that are not read", ignored, upload, 512, true, Outcome::Read, 192) },
     http2("windows of nothing", closed_window, large, 150, true, Outcome::Read, 48),
     http1("an endless head", 1, || request("/"), |_| [b'x'; 4096].to_vec(), 10_000, Outcome::Closed, 24),
     Flood {
@@ -137,6 +139,18 @@ fn large(n: u32) -> Vec<u8> {
 }
 
 static CHUNK: [u8; 16 * 1024] = [7; 16 * 1024];
+
+/// Frames of an unknown kind, which the proxy reads before it announces its window.
+fn ignored() -> Vec<u8> {
+    [preface(), frame(255, 0, 0, &CHUNK).repeat(5)].concat()
+}
+
+/// A request that fills its stream's window.
+fn upload(n: u32) -> Vec<u8> {
+    let id = stream(n);
+    let data = [frame(0, 0, id, &CHUNK).repeat(3), frame(0, 0, id, &CHUNK[1..])].concat();
+    [frame(1, 4, id, &head(0x83, "/never")), data].concat()
+}
 
 /// An application with answers that are small, large, or never come.
 async fn target() -> SocketAddr {

@@ -176,7 +176,7 @@ async fn what_finds_no_endpoint_is_tried_again_and_what_is_shed_is_not() {
 /// much.
 #[tokio::test]
 async fn a_connection_that_ends_for_the_proxys_own_bounds_blames_no_endpoint() {
-    const UNREAD: usize = 5;
+    const UNREAD: usize = 2;
     const DATA: u8 = 0;
     const HEADERS: u8 = 1;
     const SETTINGS: u8 = 4;

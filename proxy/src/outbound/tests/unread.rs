@@ -92,7 +92,7 @@ const NO_CONTENT: u8 = 0x89;
 /// RST_STREAM and GOAWAY.
 const FAILURES: [u8; 2] = [3, 7];
 /// The streams of one connection that nobody reads. By h2's default the connection would end at the ninth.
-const STALLED: u32 = 60;
+const STALLED: u32 = 16;
 
 /// A stream's window full of messages of 16 bytes.
 fn messages(stream: u32) -> Vec<u8> {

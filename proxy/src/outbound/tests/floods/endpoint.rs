@@ -21,7 +21,7 @@ struct Flood {
 const FLOODS: [Flood; 3] = [
     Flood { name: "1xx", piece: |_, id| hint(id, &[]), pieces: 400_000, requests: 1, is_read: true, mib: 24 },
     Flood { name: "1xx from the table", piece: large_hint, pieces: 4_000, requests: 1, is_read: true, mib: 24 },
-    Flood { name: "small DATA", piece: message, pieces: 4_000, requests: 100, is_read: false, mib: 96 },
+    Flood { name: "small DATA", piece: message, pieces: 4_000, requests: 100, is_read: false, mib: 48 },
 ];
 
 /// A head with status 103, a literal that is never indexed, and fields.
