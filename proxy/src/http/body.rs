@@ -58,7 +58,7 @@ pub(crate) enum Body {
 #[derive(Debug)]
 pub(crate) struct H2Body {
     stream: h2::RecvStream,
-    _permit: StreamPermit,
+    permit: StreamPermit,
 }
 
 /// A body whose first frames were read already.
@@ -71,7 +71,19 @@ pub(crate) struct Peeked {
 impl H2Body {
     /// A response's body on a shared connection.
     pub(crate) fn new(stream: h2::RecvStream, permit: StreamPermit) -> Self {
-        Self { stream, _permit: permit }
+        Self { stream, permit }
+    }
+
+    fn poll_inner(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match poll_h2(&mut self.stream, cx) {
+            Poll::Ready(Some(Err(BodyError::H2(error)))) if self.permit.is_own_bound(&error) => {
+                Poll::Ready(Some(Err(BodyError::Unread(Box::new(error.into())))))
+            }
+            polled => {
+                self.permit.set_unread(matches!(polled, Poll::Ready(Some(Ok(_)))) && !self.stream.is_end_stream());
+                polled
+            }
+        }
     }
 }
 
@@ -161,7 +173,7 @@ impl Body {
             Self::Channel(receiver) => receiver.poll_recv(cx),
             Self::Incoming(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
             Self::Counted(body) => body.poll_inner(cx),
-            Self::H2(body) => poll_h2(&mut body.stream, cx),
+            Self::H2(body) => body.poll_inner(cx),
             Self::Replay(body) => body.poll_inner(cx),
             Self::Reporting(body) => body.poll_inner(cx),
             Self::Timed(body) => body.poll_inner(cx),

@@ -2,8 +2,8 @@
 //! client share.
 //!
 //! Owns that a burst of requests makes one connection, that no connection carries more streams than its flow-control
-//! window can hold unread (so that slow readers never stall other requests), and when a connection is given up. Refuses
-//! to connect.
+//! window can hold unread (so that slow readers never stall other requests), when a connection is given up, and whether
+//! one ended because of slow readers. Refuses to connect.
 
 use std::{
     sync::{
@@ -14,7 +14,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use h2::client::SendRequest;
+use h2::{Reason, client::SendRequest};
 use parking_lot::Mutex;
 
 /// The connections, the one that is filled first at the front. `E` is why an attempt fails.
@@ -33,13 +33,23 @@ struct Open {
     streams: Streams,
 }
 
-/// The number of streams on a connection whose responses were not read to their end.
+/// The streams on a connection whose responses were not read to their end.
 #[derive(Clone, Debug)]
-pub(crate) struct Streams(Arc<AtomicUsize>);
+pub(crate) struct Streams(Arc<Counts>);
+
+#[derive(Debug)]
+struct Counts {
+    open: AtomicUsize,
+    /// Those whose clients have not asked for more since they got the last frame.
+    unread: AtomicUsize,
+}
 
 /// A stream's place on a connection, until its response was read.
 #[derive(Debug)]
-pub(crate) struct StreamPermit(Streams);
+pub(crate) struct StreamPermit {
+    streams: Streams,
+    is_unread: bool,
+}
 
 /// Why there is no connection that takes a request.
 #[derive(Debug)]
@@ -91,7 +101,8 @@ impl<E> SharedConnections<E> {
         if let Some(error) = failed.as_ref().filter(|_| self.failures.load(Ordering::Relaxed) != failures) {
             return Err(GetError::Connect(Arc::clone(error)));
         }
-        let streams = Streams(Arc::new(AtomicUsize::new(1)));
+        let streams = Streams(Arc::new(Counts { open: AtomicUsize::new(0), unread: AtomicUsize::new(0) }));
+        let permit = streams.permit();
         let sender = match connect(streams.clone()).await {
             Ok(sender) => sender,
             Err(error) => {
@@ -100,7 +111,6 @@ impl<E> SharedConnections<E> {
             }
         };
         *failed = None;
-        let permit = StreamPermit(streams.clone());
         self.open.lock().push(Open { sender: sender.clone(), streams });
         Ok((sender.ready().await.map_err(GetError::Http2)?, permit))
     }
@@ -123,8 +133,7 @@ impl<E> SharedConnections<E> {
             let limit = self.limit.min(open.sender.current_max_send_streams());
             open.streams.count() < limit
         })?;
-        first.streams.0.fetch_add(1, Ordering::Relaxed);
-        Some((first.sender.clone(), StreamPermit(first.streams.clone())))
+        Some((first.sender.clone(), first.streams.permit()))
     }
 
     /// Drops connections that take no more requests, for the task of a connection that has ended.
@@ -149,13 +158,42 @@ impl Open {
 impl Streams {
     /// How many there are.
     pub(crate) fn count(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
+        self.0.open.load(Ordering::Relaxed)
+    }
+
+    fn permit(&self) -> StreamPermit {
+        self.0.open.fetch_add(1, Ordering::Relaxed);
+        StreamPermit { streams: self.clone(), is_unread: false }
+    }
+}
+
+impl StreamPermit {
+    /// Notes whether the client has a frame of the response and has not asked for the next one since.
+    pub(crate) fn set_unread(&mut self, is_unread: bool) {
+        if is_unread == self.is_unread {
+            return;
+        }
+        self.is_unread = is_unread;
+        let unread = &self.streams.0.unread;
+        if is_unread {
+            unread.fetch_add(1, Ordering::Relaxed)
+        } else {
+            unread.fetch_sub(1, Ordering::Relaxed)
+        };
+    }
+
+    /// Whether the connection ended with this error because the proxy would have had to hold too much for clients that
+    /// read slowly. h2 has the same reason for floods of the peer's, so that a response has to be unread.
+    pub(crate) fn is_own_bound(&self, error: &h2::Error) -> bool {
+        let is_calmed = error.is_go_away() && error.is_library() && error.reason() == Some(Reason::ENHANCE_YOUR_CALM);
+        is_calmed && self.streams.0.unread.load(Ordering::Relaxed) > 0
     }
 }
 
 impl Drop for StreamPermit {
     fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::Relaxed);
+        self.set_unread(false);
+        self.streams.0.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

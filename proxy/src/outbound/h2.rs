@@ -41,8 +41,8 @@ const INITIAL_STREAMS: usize = 1000;
 pub(crate) enum SendError {
     /// The endpoint did not process it; the request is unchanged.
     Unsent(Box<Request<Body>>, Unprocessed),
-    /// It may have been processed.
-    Failed(::h2::Error),
+    /// It may have been processed. `is_own_bound` is what [`StreamPermit::is_own_bound`] says.
+    Failed { error: ::h2::Error, is_own_bound: bool },
 }
 
 /// Sends a request over the endpoint's connection; calls `sent` when there is one.
@@ -76,7 +76,7 @@ pub(crate) async fn send_over(
     let (begun, again) = begin(&mut sender, request);
     let (mut response, mut pump) = match begun {
         Ok(begun) => begun,
-        Err(error) => return Err(failed(again, error)),
+        Err(error) => return Err(failed(again, error, &permit)),
     };
     let response = poll_fn(|cx| {
         if pump.as_mut().is_some_and(|pump| pump.poll_send(cx).is_ready()) {
@@ -85,7 +85,7 @@ pub(crate) async fn send_over(
         std::pin::Pin::new(&mut response).poll(cx)
     })
     .await
-    .map_err(|error| failed(again, error))?;
+    .map_err(|error| failed(again, error, &permit))?;
     if let Some(mut pump) = pump {
         // The answer began before the request ended. Both continue independently, because either may wait for the
         // other.
@@ -116,7 +116,7 @@ fn begin(
 }
 
 /// The error, or the request if it may be sent again.
-fn failed(again: Repeatable, error: ::h2::Error) -> SendError {
+fn failed(again: Repeatable, error: ::h2::Error, permit: &StreamPermit) -> SendError {
     // What the peer declares that it did not process (RFC 9113 sections 6.8 and 8.7).
     let is_refused = error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM);
     let went_away = error.is_go_away() && error.is_remote() && error.reason() == Some(Reason::NO_ERROR);
@@ -127,7 +127,7 @@ fn failed(again: Repeatable, error: ::h2::Error) -> SendError {
     match again {
         Some(request) if is_refused => SendError::Unsent(request, Unprocessed::Refused(error)),
         Some(request) => SendError::Unsent(request, Unprocessed::ConnectionEnded),
-        None => SendError::Failed(error),
+        None => SendError::Failed { is_own_bound: permit.is_own_bound(&error), error },
     }
 }
 

@@ -16,6 +16,9 @@ pub(crate) enum BodyError {
     /// Its time is over.
     #[error("the body was not read in time: {0}")]
     Expired(Expired),
+    /// The same, because clients of this proxy read slowly: the server has no part in it.
+    #[error("{0}, because clients read slowly")]
+    Unread(Box<Self>),
     /// The request is being sent again, from the beginning.
     #[error("the request is sent again")]
     Superseded,
@@ -27,9 +30,9 @@ impl BodyError {
         matches!(self, Self::H2(error) if is_own_reset(error))
     }
 
-    /// Whether the connection ended for this proxy's own bounds, as [`is_own_bound`] says.
-    pub(crate) fn is_own_bound(&self) -> bool {
-        matches!(self, Self::H2(error) if is_own_bound(error))
+    /// Whether the server has no part in it.
+    pub(crate) fn is_unread(&self) -> bool {
+        matches!(self, Self::Unread(_))
     }
 
     /// The value of the label `error` of the families of statuses.
@@ -41,6 +44,7 @@ impl BodyError {
                 Some(error) => reset_label(error),
                 None => "IO",
             },
+            Self::Unread(error) => error.status_label(),
             Self::Superseded => "UNKNOWN",
         }
     }
@@ -54,6 +58,7 @@ impl BodyError {
                 Some(error) => response_reset_label(error),
                 None => UNCLASSIFIED,
             },
+            Self::Unread(error) => error.response_label(),
             Self::Superseded => UNCLASSIFIED,
         }
     }
@@ -63,6 +68,7 @@ impl BodyError {
     pub(super) fn failure(&self) -> Option<Failure> {
         match self {
             Self::Expired(expired) => Some(Failure::Timeout(*expired)),
+            Self::Unread(error) => error.failure(),
             Self::H2(error) if error.reason().is_some() && !error.is_go_away() => None,
             Self::Hyper(_) | Self::H2(_) | Self::Superseded => {
                 Some(Failure::BadGateway("the response ended early".to_owned()))
@@ -121,12 +127,6 @@ pub(crate) fn is_own_reset(error: &h2::Error) -> bool {
     error.is_reset() && !error.is_remote() && !error.is_library()
 }
 
-/// Whether this proxy ended the connection because it would have had to hold too much for it, which is how slowly its
-/// own clients read.
-pub(crate) fn is_own_bound(error: &h2::Error) -> bool {
-    error.is_go_away() && error.is_library() && error.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,5 +142,12 @@ mod tests {
         }
         assert_eq!(BodyError::Expired(Expired::Idle).response_label(), "timeout");
         assert_eq!(BodyError::Superseded.response_label(), "unclassified");
+    }
+
+    #[test]
+    fn what_slow_clients_end_is_labelled_as_what_ended_it() {
+        let unread = BodyError::Unread(Box::new(BodyError::Expired(Expired::Idle)));
+        assert_eq!((unread.response_label(), unread.status_label()), ("timeout", "IDLE_TIMEOUT"));
+        assert!(matches!(unread.failure(), Some(Failure::Timeout(Expired::Idle))));
     }
 }

@@ -51,7 +51,7 @@ impl ClientHttp2 {
             let (sender, permit) = self.sender().await?;
             match h2::send_over(sender, permit, request).await {
                 Ok(response) => return Ok(response),
-                Err(h2::SendError::Failed(error)) => return Err(SendError::Http2(error)),
+                Err(h2::SendError::Failed { error, .. }) => return Err(SendError::Http2(error)),
                 Err(h2::SendError::Unsent(unsent, _)) => request = unsent,
             }
         }

@@ -21,7 +21,7 @@ use crate::{
     http::{
         body::{
             Body, End,
-            error::{TIMEOUT, is_own_bound, is_own_reset, reset_label, response_reset_label},
+            error::{TIMEOUT, is_own_reset, reset_label, response_reset_label},
             response::CountResponse,
         },
         headers::{
@@ -163,8 +163,8 @@ enum Cause {
 }
 
 impl Cause {
-    fn of(error: &::h2::Error) -> Self {
-        match (is_own_reset(error), is_own_bound(error)) {
+    fn of(error: &::h2::Error, is_own_bound: bool) -> Self {
+        match (is_own_reset(error), is_own_bound) {
             (true, _) => Self::Client,
             (_, true) => Self::Proxy,
             (false, false) => Self::Endpoint,
@@ -335,8 +335,8 @@ impl Exchange<'_> {
             to_absolute_form(&mut *request, None);
             return match h2::send(endpoint, request, || self.sent(endpoint)).await {
                 Ok(response) => Ok((self.restore(endpoint, response.map(Body::H2), false), None)),
-                Err(h2::SendError::Failed(error)) => {
-                    let cause = Cause::of(&error);
+                Err(h2::SendError::Failed { error, is_own_bound }) => {
+                    let cause = Cause::of(&error, is_own_bound);
                     Err(AttemptError::Failed(ExchangeError::Reset(error), cause))
                 }
                 Err(h2::SendError::Unsent(mut request, reason)) => {
@@ -350,9 +350,9 @@ impl Exchange<'_> {
             to_absolute_form(&mut *request, None);
             return match h2::send(endpoint, request, || self.sent(endpoint)).await {
                 Ok(response) => Ok((self.restore(endpoint, response.map(Body::H2), true), None)),
-                Err(h2::SendError::Failed(error)) => {
+                Err(h2::SendError::Failed { error, is_own_bound }) => {
                     let failure = Failure::BadGateway(format!("the endpoint's proxy failed: {error}"));
-                    Err(AttemptError::Failed(failure.into(), Cause::of(&error)))
+                    Err(AttemptError::Failed(failure.into(), Cause::of(&error, is_own_bound)))
                 }
                 Err(h2::SendError::Unsent(mut request, reason)) => {
                     downgrade_request(&mut *request);

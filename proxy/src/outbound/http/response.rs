@@ -147,7 +147,7 @@ impl Observer for ResponseObserver {
         }
         let Some(in_flight) = self.in_flight else { return };
         match end {
-            End::Failed(error) if error.is_own_bound() => {}
+            End::Failed(error) if error.is_unread() => {}
             End::Failed(_) => in_flight.report(Report::Failed),
             End::Whole(_) | End::Dropped => in_flight.report(Report::Answered { answer, is_failure }),
         }

@@ -13,6 +13,14 @@ use super::{
 };
 use crate::http::frames::{frame, next_frame};
 
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const SETTINGS: u8 = 4;
+const CONTINUATION: u8 = 9;
+const END_HEADERS: u8 = 4;
+/// Status 200 in HPACK's static table.
+const OK: u8 = 0x88;
+
 /// A client whose frames the test sees.
 async fn client(proxy: &Proxy) -> client::SendRequest<Bytes> {
     let (sender, connection) = client::handshake(proxy.connect().await).await.unwrap();
@@ -93,7 +101,6 @@ async fn a_reset_is_a_bad_gateway_for_a_client_of_http1() {
 /// Reads the client's frames until its request's head has come, and writes a GOAWAY that leaves the request out.
 async fn go_away(mut stream: impl AsyncRead + AsyncWrite + Unpin, reason: Reason) {
     const PREFACE: usize = 24;
-    const HEADERS: u8 = 1;
     stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
     stream.read_exact(&mut [0; PREFACE]).await.unwrap();
     loop {
@@ -172,39 +179,48 @@ async fn what_finds_no_endpoint_is_tried_again_and_what_is_shed_is_not() {
     }
 }
 
-/// A client that reads no body holds up what endpoints send, and the proxy ends a connection of which it would hold too
-/// much.
-#[tokio::test]
-async fn a_connection_that_ends_for_the_proxys_own_bounds_blames_no_endpoint() {
-    const UNREAD: usize = 2;
-    const DATA: u8 = 0;
-    const HEADERS: u8 = 1;
-    const SETTINGS: u8 = 4;
-    const END_HEADERS: u8 = 4;
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let control = Control::default();
-    let service = "10.1.9.4:80".parse().unwrap();
-    control.policies.lock().insert(service, ejecting(policy(SERVICE, vec![]), 1));
-    control.update(SERVICE, add(vec![endpoint(listener.local_addr().unwrap(), None)]));
-    let proxy = Proxy::start(service, control).await;
-    let handshake = client::Builder::new().initial_window_size(0).handshake::<_, Bytes>(proxy.connect().await);
-    let (sender, connection) = handshake.await.unwrap();
-    tokio::spawn(connection);
-    let mut sender = sender.ready().await.unwrap();
-    let responses: Vec<_> = (0..=UNREAD).map(|_| sender.send_request(request(), true).unwrap().0).collect();
+/// The next connection of HTTP/2, and the streams of so many requests on it.
+async fn requested(listener: &TcpListener, requests: usize) -> (TcpStream, Vec<u32>) {
     let (mut server, _) = listener.accept().await.unwrap();
     server.read_exact(&mut [0; 24]).await.unwrap();
     server.write_all(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
     let mut streams = Vec::new();
-    while streams.len() <= UNREAD {
+    while streams.len() < requests {
         let received = next_frame(&mut server).await.unwrap();
         if received.kind == HEADERS {
             streams.push(received.stream);
         }
     }
+    (server, streams)
+}
+
+/// A Service with one endpoint, which rests after a failure.
+async fn ejected_at_once(listener: &TcpListener) -> Proxy {
+    let control = Control::default();
+    let service = "10.1.9.4:80".parse().unwrap();
+    control.policies.lock().insert(service, ejecting(policy(SERVICE, vec![]), 1));
+    control.update(SERVICE, add(vec![endpoint(listener.local_addr().unwrap(), None)]));
+    Proxy::start(service, control).await
+}
+
+const PENDING: &str = "outbound_http_balancer_endpoints{endpoint_state=\"pending\"";
+
+/// A client that reads no body holds up what endpoints send, and the proxy ends a connection of which it would hold too
+/// much.
+#[tokio::test]
+async fn a_connection_that_ends_for_the_proxys_own_bounds_blames_no_endpoint() {
+    const UNREAD: usize = 2;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = ejected_at_once(&listener).await;
+    let handshake = client::Builder::new().initial_window_size(0).handshake::<_, Bytes>(proxy.connect().await);
+    let (sender, connection) = handshake.await.unwrap();
+    tokio::spawn(connection);
+    let mut sender = sender.ready().await.unwrap();
+    let responses: Vec<_> = (0..=UNREAD).map(|_| sender.send_request(request(), true).unwrap().0).collect();
+    let (mut server, streams) = requested(&listener, UNREAD + 1).await;
     for stream in &streams[..UNREAD] {
-        // 0x88 is status 200. Of its window, each byte comes alone, and counts for a whole frame.
-        let bytes = [frame(HEADERS, END_HEADERS, *stream, &[0x88]), frame(DATA, 0, *stream, &[7]).repeat(65_535)];
+        // Of its window, each byte comes alone, and counts for a whole frame.
+        let bytes = [frame(HEADERS, END_HEADERS, *stream, &[OK]), frame(DATA, 0, *stream, &[7]).repeat(65_535)];
         if server.write_all(&bytes.concat()).await.is_err() {
             break;
         }
@@ -217,7 +233,34 @@ async fn a_connection_that_ends_for_the_proxys_own_bounds_blames_no_endpoint() {
         _ => Err(proxy.scrape()),
     })
     .await;
-    assert_eq!(metric(&proxy, "outbound_http_balancer_endpoints{endpoint_state=\"pending\""), 0);
+    assert_eq!(metric(&proxy, PENDING), 0);
+}
+
+/// The bounds are the same, but no client is slow.
+#[tokio::test]
+async fn an_endpoint_that_floods_is_blamed() {
+    let floods: [(_, fn(u32) -> [Vec<u8>; 2]); 2] = [
+        ("empty DATA", |id| [frame(HEADERS, END_HEADERS, id, &[OK]), frame(DATA, 0, id, &[]).repeat(101)]),
+        ("CONTINUATION", |id| [frame(HEADERS, 0, id, &[OK]), frame(CONTINUATION, 0, id, &[]).repeat(1_000)]),
+    ];
+    for (name, flood) in floods {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let proxy = ejected_at_once(&listener).await;
+        let mut sender = client(&proxy).await;
+        let (response, _) = sender.send_request(request(), true).unwrap();
+        let (mut server, streams) = requested(&listener, 1).await;
+        server.write_all(&flood(streams[0]).concat()).await.unwrap();
+        let read = async {
+            let mut body = response.await?.into_body();
+            while let Some(data) = body.data().await {
+                data?;
+            }
+            Ok::<_, ::h2::Error>(())
+        };
+        let read = tokio::time::timeout(Duration::from_secs(60), read).await.expect("the response goes on");
+        assert!(read.is_err(), "{name}");
+        eventually(name, || metric(&proxy, PENDING) == 1).await;
+    }
 }
 
 /// Has requests to the Service of [`meshed`] sent again as this says.
