@@ -177,10 +177,7 @@ impl Body {
             Self::Replay(body) => body.poll_inner(cx),
             Self::Reporting(body) => body.poll_inner(cx),
             Self::Timed(body) => body.poll_inner(cx),
-            Self::Peeked(body) => match body.frames.pop_front() {
-                Some(frame) => Poll::Ready(Some(frame)),
-                None => body.rest.poll_inner(cx),
-            },
+            Self::Peeked(body) => body.poll_inner(cx),
             Self::Boxed(body) => Pin::new(body).poll_frame(cx),
         }
     }
@@ -220,7 +217,7 @@ impl HttpBody for Body {
             Self::Replay(body) => body.is_end_stream_inner(),
             Self::Reporting(body) => body.body.is_end_stream(),
             Self::Timed(body) => body.is_end_stream(),
-            Self::Peeked(body) => body.frames.is_empty() && body.rest.is_end_stream(),
+            Self::Peeked(body) => body.is_end_stream(),
             Self::Boxed(body) => body.is_end_stream(),
         }
     }
@@ -267,6 +264,17 @@ impl Again {
 }
 
 impl Peeked {
+    fn poll_inner(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match self.frames.pop_front() {
+            Some(frame) => Poll::Ready(Some(frame)),
+            None => self.rest.poll_inner(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.frames.is_empty() && self.rest.is_end_stream()
+    }
+
     fn size_hint(&self) -> SizeHint {
         let read: usize = self.frames.iter().flatten().filter_map(Frame::data_ref).map(Bytes::len).sum();
         let (read, rest) = (read as u64, self.rest.size_hint());

@@ -21,7 +21,7 @@ pub(crate) enum Expired {
     /// The time from the request's end to the response's end.
     #[error("response timed out")]
     Response,
-    /// The time without a frame in either direction.
+    /// The time without a frame in either direction; a frame that waits for its client counts.
     #[error("stream idle for too long")]
     Idle,
 }

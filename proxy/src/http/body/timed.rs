@@ -3,23 +3,35 @@
 //! [`Deadlines`] says what expires when; this module has the timer. Frames of the request's body count as progress from
 //! whatever task sends them, so the deadlines are shared with it. A body has a task with its timer, because nothing
 //! polls the body while its client does not read.
+//!
+//! At a deadline that task reads what the server has sent. A response whose end is there came in time and is left to
+//! its client, and a stream of which a frame waits for its client is not idle. Otherwise the response ends; the server
+//! is at fault only if its client waited for more.
 
 use std::{
+    collections::VecDeque,
+    future::poll_fn,
     pin::Pin,
     sync::{Arc, Weak},
-    task::{Context, Poll, Waker},
+    task::{Context, Poll, Waker, ready},
 };
 
 use bytes::Bytes;
 use http_body::{Body as _, Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::{
-    task::AbortHandle,
+    task::{AbortHandle, yield_now},
     time::{Instant, Sleep, sleep_until},
 };
 
-use super::{Body, error::BodyError};
+use super::{Body, Peeked, error::BodyError};
 use crate::request::deadlines::{Deadlines, Expired};
+
+/// The most bytes that are read of a response at its deadline to find its end: more than a stream's default window, and
+/// than the 512 KiB that the proxy holds of one over HTTP/1.
+const MAX_READ: usize = 1024 * 1024;
+/// What a small frame counts for among them: what h2 counts.
+const SMALL_FRAME: usize = 256;
 
 /// The deadlines of one attempt. Clones share them.
 #[derive(Clone, Debug)]
@@ -55,10 +67,32 @@ pub(crate) struct Timed {
 /// What is left of a response's body.
 #[derive(Debug)]
 enum Rest {
-    /// The body, and who waits for its next frame.
-    Open(Body, Option<Waker>),
+    Open(Open),
     /// Nothing: its time is over.
-    Expired(Expired),
+    Expired {
+        expired: Expired,
+        /// Whether its client waited for more.
+        was_awaited: bool,
+    },
+}
+
+/// A body, with the frames that were read at a deadline.
+#[derive(Debug)]
+struct Open {
+    body: Peeked,
+    /// Who waits for the next frame.
+    reader: Option<Waker>,
+}
+
+/// What has come of a response until its deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    /// All of it.
+    End,
+    /// A frame that its client has not read, so that its stream is not idle.
+    Frame,
+    /// Less than all.
+    Part,
 }
 
 #[derive(Debug, Default)]
@@ -86,7 +120,7 @@ impl Clock {
     pub(crate) async fn until_head<F: Future>(&self, response: F) -> Result<F::Output, Expired> {
         let mut timer = Timer::default();
         let mut response = std::pin::pin!(response);
-        std::future::poll_fn(|cx| match response.as_mut().poll(cx) {
+        poll_fn(|cx| match response.as_mut().poll(cx) {
             Poll::Ready(output) => {
                 self.0.lock().deadlines.head_received(Instant::now());
                 Poll::Ready(Ok(output))
@@ -101,24 +135,97 @@ impl Clock {
         if body.is_end_stream() || self.0.lock().deadlines.next().is_none() {
             return body;
         }
-        let rest = Arc::new(Mutex::new(Rest::Open(body, None)));
+        let body = Peeked { frames: VecDeque::new(), rest: body };
+        let rest = Arc::new(Mutex::new(Rest::Open(Open { body, reader: None })));
         Body::Timed(Box::new(Timed { rest, clock: self, watchdog: None }))
     }
 
-    /// Drops what is left of a response's body when something has expired, whether or not the client reads, and ends
-    /// the request's: the stream is reset, and its place on the connection is free.
+    /// Ends a response's body at its deadline, whether or not the client reads, and the request's with it: the stream
+    /// is reset, and its place on the connection is free.
     async fn enforce(self, rest: Weak<Mutex<Rest>>) {
         let mut timer = Timer::default();
-        let expired = std::future::poll_fn(|cx| timer.poll_expired(&self.0, cx)).await;
-        let Some(rest) = rest.upgrade() else { return };
-        let before = std::mem::replace(&mut *rest.lock(), Rest::Expired(expired));
-        if let Rest::Open(_, Some(reader)) = before {
+        loop {
+            let expired = poll_fn(|cx| timer.poll_expired(&self.0, cx)).await;
+            let Some(rest) = rest.upgrade() else { return };
+            match find(&rest, expired).await {
+                Found::End => return,
+                Found::Frame => self.0.lock().deadlines.frame(Instant::now()),
+                Found::Part => {
+                    // In this order: who is woken finds that it is over.
+                    let reader = rest.lock().expire(expired);
+                    let mut watched = self.0.lock();
+                    watched.over = Some(expired);
+                    reader.into_iter().chain(watched.sending.take()).for_each(Waker::wake);
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Reads what has come of a response. HTTP/1 takes bytes from its buffer only when the body is polled, by the task of
+/// its connection, so that nothing more is there only when that task had its turn.
+async fn find(rest: &Mutex<Rest>, expired: Expired) -> Found {
+    let mut room = MAX_READ;
+    let mut had_turn = false;
+    loop {
+        let before = room;
+        let polled = poll_fn(|cx| Poll::Ready(rest.lock().read_on(expired, &mut room, cx))).await;
+        match polled {
+            Poll::Ready(found) => return found,
+            Poll::Pending if had_turn && room == before => return Found::Part,
+            Poll::Pending => yield_now().await,
+        }
+        had_turn = true;
+    }
+}
+
+impl Rest {
+    /// Reads what is there, as far as it matters to what has expired; pending if that is less than all.
+    fn read_on(&mut self, expired: Expired, room: &mut usize, cx: &mut Context<'_>) -> Poll<Found> {
+        let Self::Open(open) = self else { return Poll::Ready(Found::Part) };
+        let found = ready!(open.read_on(expired, room, cx));
+        if found != Found::Part
+            && let Some(reader) = open.reader.take()
+        {
             reader.wake();
         }
-        let mut watched = self.0.lock();
-        watched.over = Some(expired);
-        if let Some(sending) = watched.sending.take() {
-            sending.wake();
+        Poll::Ready(found)
+    }
+
+    /// Drops what is left. Returns who waits for it.
+    fn expire(&mut self, expired: Expired) -> Option<Waker> {
+        let Self::Open(open) = self else { return None };
+        let reader = open.reader.take();
+        let was_awaited = reader.is_some() && open.body.frames.is_empty();
+        *self = Self::Expired { expired, was_awaited };
+        reader
+    }
+}
+
+impl Open {
+    fn read_on(&mut self, expired: Expired, room: &mut usize, cx: &mut Context<'_>) -> Poll<Found> {
+        let Peeked { frames, rest } = &mut self.body;
+        loop {
+            // More of what nobody reads is not taken: the server could send as much again.
+            if expired == Expired::Idle && !frames.is_empty() {
+                return Poll::Ready(Found::Frame);
+            }
+            let frame = ready!(rest.poll_inner(cx));
+            let is_end = match &frame {
+                Some(Ok(frame)) => frame.is_trailers() || rest.is_end_stream(),
+                None | Some(Err(_)) => true,
+            };
+            let data = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()).map_or(0, Bytes::len);
+            frames.extend(frame);
+            if is_end {
+                *rest = Body::Empty;
+                return Poll::Ready(Found::End);
+            }
+            *room = room.saturating_sub(data.max(SMALL_FRAME));
+            if *room == 0 {
+                return Poll::Ready(Found::Part);
+            }
         }
     }
 }
@@ -168,21 +275,22 @@ impl Timed {
     #[expect(clippy::disallowed_methods, reason = "the task ends with the body")]
     pub(super) fn poll_inner(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let mut rest = self.rest.lock();
-        let (body, reader) = match &mut *rest {
-            Rest::Open(body, reader) => (body, reader),
-            Rest::Expired(expired) => return Poll::Ready(Some(Err(BodyError::Expired(*expired)))),
+        let Open { body, reader } = match &mut *rest {
+            Rest::Open(open) => open,
+            Rest::Expired { expired, was_awaited } => {
+                let error = BodyError::Expired(*expired);
+                return Poll::Ready(Some(Err(if *was_awaited { error } else { BodyError::Unread(Box::new(error)) })));
+            }
         };
         let polled = body.poll_inner(cx);
+        *reader = polled.is_pending().then(|| cx.waker().clone());
         let has_ended = match &polled {
             Poll::Ready(Some(Ok(frame))) => {
                 self.clock.0.lock().deadlines.frame(Instant::now());
                 frame.is_trailers() || body.is_end_stream()
             }
             Poll::Ready(None | Some(Err(_))) => true,
-            Poll::Pending => {
-                *reader = Some(cx.waker().clone());
-                false
-            }
+            Poll::Pending => false,
         };
         drop(rest);
         if has_ended {
@@ -196,15 +304,15 @@ impl Timed {
 
     pub(super) fn is_end_stream(&self) -> bool {
         match &*self.rest.lock() {
-            Rest::Open(body, _) => body.is_end_stream(),
-            Rest::Expired(_) => false,
+            Rest::Open(open) => open.body.is_end_stream(),
+            Rest::Expired { .. } => false,
         }
     }
 
     pub(super) fn size_hint(&self) -> SizeHint {
         match &*self.rest.lock() {
-            Rest::Open(body, _) => body.size_hint(),
-            Rest::Expired(_) => SizeHint::default(),
+            Rest::Open(open) => open.body.size_hint(),
+            Rest::Expired { .. } => SizeHint::default(),
         }
     }
 
@@ -239,7 +347,7 @@ impl Timer {
             if sleep.deadline() > at || sleep.is_elapsed() {
                 sleep.as_mut().reset(at);
             }
-            std::task::ready!(sleep.as_mut().poll(cx));
+            ready!(sleep.as_mut().poll(cx));
         }
     }
 }

@@ -2,7 +2,10 @@
 
 use std::sync::atomic::AtomicUsize;
 
-use super::*;
+use super::{
+    resilience::{changed, ejecting, metric, response_timeout},
+    *,
+};
 use crate::http::frames::{Received, frame, head, next_frame, preface, preface_with, stream};
 
 /// Of a response, more than all sockets on its way hold.
@@ -81,7 +84,9 @@ async fn a_client_of_http1_that_does_not_read_holds_its_server_up() {
     }
 }
 
+const DATA: u8 = 0;
 const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const WINDOW_UPDATE: u8 = 8;
@@ -90,13 +95,13 @@ const ACK: u8 = 1;
 const OK: u8 = 0x88;
 const NO_CONTENT: u8 = 0x89;
 /// RST_STREAM and GOAWAY.
-const FAILURES: [u8; 2] = [3, 7];
+const FAILURES: [u8; 2] = [RST_STREAM, 7];
 /// The streams of one connection that nobody reads. By h2's default the connection would end at the ninth.
 const STALLED: u32 = 16;
 
 /// A stream's window full of messages of 16 bytes.
 fn messages(stream: u32) -> Vec<u8> {
-    frame(0, 0, stream, &[7; 16]).repeat(65_535 / 16)
+    frame(DATA, 0, stream, &[7; 16]).repeat(65_535 / 16)
 }
 
 /// The next frame that fits. Frames that end a stream or the connection do not come before it.
@@ -149,6 +154,90 @@ async fn slow_readers_of_small_messages_do_not_end_another_request() {
         endpoint.write_all(&frame(HEADERS, 5, request.stream, &[NO_CONTENT])).await.unwrap();
     };
     assert_eq!(tokio::join!(ask(&mut client, stream(STALLED)), answer).0, NO_CONTENT);
+}
+
+/// The first stream of a client.
+const FIRST: u32 = 1;
+const END_STREAM: u8 = 1;
+
+/// An endpoint whose responses have two seconds, and which rests after a failure, with a client that announces this
+/// window for each stream and sends so many requests.
+async fn requested(window: u32, requests: u32) -> (Proxy, TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let control = Control::default();
+    let service = "10.1.9.5:80".parse().unwrap();
+    let timed = changed(|rule| rule.timeouts = Some(response_timeout(Duration::from_secs(2))));
+    control.policies.lock().insert(service, ejecting(timed, 1));
+    control.update(SERVICE, add(vec![endpoint(listener.local_addr().unwrap(), None)]));
+    let proxy = Proxy::start(service, control).await;
+    let mut client = proxy.connect().await;
+    let settings = [&[0, 4][..], &window.to_be_bytes()].concat();
+    client.write_all(&preface_with(&settings)).await.unwrap();
+    let mut accepted = None;
+    for n in 0..requests {
+        client.write_all(&frame(HEADERS, 5, FIRST + 2 * n, &head(0x82, "/"))).await.unwrap();
+        if accepted.is_none() {
+            let (mut endpoint, _) = listener.accept().await.unwrap();
+            endpoint.read_exact(&mut [0; 24]).await.unwrap();
+            endpoint.write_all(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
+            accepted = Some(endpoint);
+        }
+        let request = frame_that(accepted.as_mut().unwrap(), |received| received.kind == HEADERS).await;
+        assert_eq!(request.stream, FIRST + 2 * n, "the client's stream has another number");
+    }
+    (proxy, client, accepted.unwrap())
+}
+
+/// Waits until a stream is reset.
+async fn reset(peer: &mut TcpStream, stream: u32) {
+    let reset = async {
+        loop {
+            let received = next_frame(peer).await.expect("the connection ends");
+            if (received.kind, received.stream) == (RST_STREAM, stream) {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, reset).await.expect("the stream goes on");
+}
+
+#[tokio::test]
+async fn a_response_that_its_client_does_not_read_in_time_blames_no_endpoint() {
+    for (window, blamed) in [(0, 0), (65_535, 1)] {
+        let (proxy, mut client, mut endpoint) = requested(window, 1).await;
+        let begin = [frame(HEADERS, 4, FIRST, &[OK]), frame(DATA, 0, FIRST, b"begin").repeat(2)].concat();
+        endpoint.write_all(&begin).await.unwrap();
+        reset(&mut endpoint, FIRST).await;
+        client.write_all(&frame(WINDOW_UPDATE, 0, FIRST, &65_535_u32.to_be_bytes())).await.unwrap();
+        reset(&mut client, FIRST).await;
+        settled(async || match metric(&proxy, "response_total") {
+            1 => Ok(()),
+            _ => Err(proxy.scrape()),
+        })
+        .await;
+        let pending = metric(&proxy, "outbound_http_balancer_endpoints{endpoint_state=\"pending\"");
+        assert_eq!(pending, blamed, "with a window of {window}");
+    }
+}
+
+#[tokio::test]
+async fn a_response_that_has_ended_in_time_reaches_a_client_that_reads_it_later() {
+    const CHUNK: [u8; 16 * 1024] = [7; 16 * 1024];
+    const STALLED: u32 = FIRST + 2;
+    let (_proxy, mut client, mut endpoint) = requested(0, 2).await;
+    let heads = [FIRST, STALLED].map(|stream| frame(HEADERS, 4, stream, &[OK])).concat();
+    let whole = [frame(DATA, 0, FIRST, &CHUNK).repeat(2), frame(DATA, END_STREAM, FIRST, &CHUNK)].concat();
+    endpoint.write_all(&[heads, whole, frame(DATA, 0, STALLED, b"begin")].concat()).await.unwrap();
+    // By then the time of the first is over, too.
+    reset(&mut endpoint, STALLED).await;
+    client.write_all(&frame(WINDOW_UPDATE, 0, FIRST, &65_535_u32.to_be_bytes())).await.unwrap();
+    let (mut received, mut has_ended) = (0, false);
+    while !has_ended {
+        let data = frame_that(&mut client, |received| received.kind == DATA).await;
+        received += data.payload.len();
+        has_ended = data.flags & END_STREAM != 0;
+    }
+    assert_eq!(received, 3 * CHUNK.len());
 }
 
 /// An application of HTTP/2 that reads nothing of a POST, and answers other requests.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use http_body_util::BodyExt as _;
+use tokio::sync::mpsc::UnboundedSender;
 
 use super::*;
 use crate::request::terms::Timeouts;
@@ -26,6 +27,21 @@ fn drip(chunks: u32) -> Body {
         }
     });
     body
+}
+
+/// A body whose server has sent so many frames.
+fn sent(frames: u32) -> (UnboundedSender<Result<Frame<Bytes>, BodyError>>, Body) {
+    let (sender, body) = Body::channel();
+    for _ in 0..frames {
+        sender.send(Ok(Frame::data(Bytes::from_static(b"x")))).unwrap();
+    }
+    (sender, body)
+}
+
+#[track_caller]
+fn assert_unread(error: BodyError, expected: Expired) {
+    let BodyError::Unread(cause) = error else { panic!("{error:?}") };
+    assert!(matches!(*cause, BodyError::Expired(expired) if expired == expected), "{cause:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -55,40 +71,89 @@ async fn a_response_that_never_pauses_ends_with_its_time() {
     ] {
         let clock = clock(timeouts, None);
         clock.until_head(async {}).await.unwrap();
-        let frames = (0..100).map(|_| Frame::data(Bytes::from_static(b"x")));
-        let mut body = clock.watch_response(Body::frames(frames));
+        let (_sender, body) = sent(100);
+        let mut body = clock.watch_response(body);
         for _ in 0..3 {
             assert!(body.frame().await.unwrap().is_ok(), "{expected:?}");
             tokio::time::sleep(SECOND).await;
         }
-        let error = body.frame().await.unwrap().unwrap_err();
-        assert!(matches!(error, BodyError::Expired(expired) if expired == expected), "{error:?}");
+        assert_unread(body.frame().await.unwrap().unwrap_err(), expected);
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_response_that_nobody_reads_ends_with_its_time() {
     for (timeouts, expected) in [
-        (Timeouts { idle: Some(SECOND), ..Timeouts::default() }, Expired::Idle),
         (Timeouts { response: Some(SECOND), ..Timeouts::default() }, Expired::Response),
         (Timeouts { request: Some(SECOND), ..Timeouts::default() }, Expired::Request),
     ] {
         let begin = Instant::now();
         let clock = clock(timeouts, None);
         clock.until_head(async {}).await.unwrap();
-        let (sender, body) = Body::channel();
+        let (sender, body) = sent(2);
         let mut body = clock.watch_response(body);
-        for _ in 0..2 {
-            sender.send(Ok(Frame::data(Bytes::from_static(b"x")))).unwrap();
-        }
         assert!(body.frame().await.unwrap().is_ok());
         // The server's stream ends although the client does not read the second frame.
         tokio::time::timeout(2 * SECOND, sender.closed()).await.unwrap();
         assert_eq!(begin.elapsed(), SECOND);
         assert!(!body.is_end_stream(), "it is not whole");
-        let error = body.frame().await.unwrap().unwrap_err();
-        assert!(matches!(error, BodyError::Expired(expired) if expired == expected), "{error:?}");
+        assert_unread(body.frame().await.unwrap().unwrap_err(), expected);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_that_has_ended_in_time_is_whole_however_late_it_is_read() {
+    for timeouts in [
+        Timeouts { response: Some(SECOND), ..Timeouts::default() },
+        Timeouts { request: Some(SECOND), ..Timeouts::default() },
+        Timeouts { idle: Some(SECOND), ..Timeouts::default() },
+    ] {
+        let clock = clock(timeouts, None);
+        clock.until_head(async {}).await.unwrap();
+        let (sender, body) = sent(3);
+        sender.send(Ok(Frame::trailers(http::HeaderMap::new()))).unwrap();
+        let mut body = clock.watch_response(body);
+        assert!(body.frame().await.unwrap().is_ok());
+        if timeouts.idle.is_none() {
+            tokio::time::timeout(2 * SECOND, sender.closed()).await.expect("its stream keeps its place");
+        }
+        for _ in 0..2 {
+            tokio::time::sleep(5 * SECOND).await;
+            assert!(body.frame().await.unwrap().unwrap().is_data());
+        }
+        tokio::time::sleep(5 * SECOND).await;
+        assert!(!body.is_end_stream());
+        assert!(body.frame().await.unwrap().unwrap().is_trailers());
+        assert!(body.frame().await.is_none());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_end_beyond_what_is_read_at_the_deadline_is_too_late() {
+    for (frames, length) in [(5_000, 1), (20, 64 * 1024)] {
+        let clock = clock(Timeouts { response: Some(SECOND), ..Timeouts::default() }, None);
+        clock.until_head(async {}).await.unwrap();
+        let frames = (0..frames).map(|_| Frame::data(Bytes::from(vec![7; length])));
+        let mut body = clock.watch_response(Body::frames(frames));
+        assert!(body.frame().await.unwrap().is_ok());
+        tokio::time::sleep(2 * SECOND).await;
+        assert_unread(body.frame().await.unwrap().unwrap_err(), Expired::Response);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_whose_frames_wait_for_the_client_is_not_idle() {
+    let clock = clock(Timeouts { idle: Some(SECOND), ..Timeouts::default() }, None);
+    clock.until_head(async {}).await.unwrap();
+    let (sender, body) = sent(5);
+    let mut body = clock.watch_response(body);
+    for _ in 0..5 {
+        assert!(body.frame().await.unwrap().is_ok());
+        tokio::time::sleep(20 * SECOND).await;
+    }
+    // By then the server had sent nothing for a second.
+    assert!(sender.is_closed());
+    assert_unread(body.frame().await.unwrap().unwrap_err(), Expired::Idle);
 }
 
 #[tokio::test(start_paused = true)]
@@ -114,8 +179,7 @@ async fn a_response_that_was_read_to_its_end_does_not_expire() {
     let timeouts = Timeouts { request: Some(SECOND), ..Timeouts::default() };
     let clock = clock(timeouts, None);
     clock.until_head(async {}).await.unwrap();
-    let mut body =
-        clock.watch_response(Body::frames([b"x", b"y"].map(|data| Frame::data(Bytes::from_static(data)))));
+    let mut body = clock.watch_response(Body::frames([b"x", b"y"].map(|data| Frame::data(Bytes::from_static(data)))));
     for _ in 0..2 {
         assert!(body.frame().await.unwrap().is_ok());
     }
