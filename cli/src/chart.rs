@@ -387,6 +387,31 @@ mod tests {
     }
 
     #[test]
+    fn discovery_ignores_the_skips_that_agents_ignore() {
+        let chart = Chart::control_plane().unwrap();
+        for (set, expected) in [
+            (&["proxyInit.ignoreInboundPorts=25"][..], None),
+            (&["agent.allowBypass=false"], Some("--allowed-skip-inbound-ports=4567,4568")),
+            (&["agent.allowBypass=false", "proxyInit.ignoreInboundPorts=25"], Some("--allowed-skip-inbound-ports=25")),
+            (&["agent.allowBypass=false", "proxyInit.ignoreInboundPorts="], Some("--allowed-skip-inbound-ports=")),
+        ] {
+            let values = chart.values(&settings(set)).unwrap();
+            let mut found = Vec::new();
+            for text in chart.manifests("mesh", &values).unwrap() {
+                let object = document::parse_yaml(&text).unwrap();
+                let containers = object["spec"]["template"]["spec"]["containers"].as_sequence();
+                for container in containers.into_iter().flatten() {
+                    let arguments = container["args"].as_sequence().into_iter().flatten();
+                    let skips = arguments.filter_map(|argument| argument.as_str().filter(|one| one.contains("-skip-")));
+                    found.extend(skips.map(|flag| format!("{} {flag}", container["name"].as_str().unwrap())));
+                }
+            }
+            let expected: Vec<_> = expected.into_iter().map(|flag| format!("destination {flag}")).collect();
+            assert_eq!(found, expected, "{set:?}");
+        }
+    }
+
+    #[test]
     fn values_of_older_charts_are_mentioned_or_refused() {
         let chart = Chart::control_plane().unwrap();
         for (set, words) in [

@@ -221,6 +221,10 @@ pub(crate) struct DestinationArgs {
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set, num_args = 0..=1,
         default_missing_value = "true")]
     pub(crate) enable_ipv6: bool,
+    /// Inbound ports that annotations may have bypass the proxies of their pods, where the node agents allow no others
+    /// (chart values agent.allowBypass and proxyInit.ignoreInboundPorts); any if the flag is absent.
+    #[arg(long, value_name = "PORTS")]
+    pub(crate) allowed_skip_inbound_ports: Option<ports::PortSet>,
     /// Tell proxies that meshed endpoints accept HTTP/1 inside HTTP/2.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set, num_args = 0..=1,
         default_missing_value = "true")]
@@ -408,6 +412,7 @@ impl ClusterArgs {
             probe_networks: policy.map(|args| args.probe_networks.clone()).unwrap_or_default(),
             default_policy: policy.map_or(DefaultPolicy::Deny, |args| args.default_inbound_policy),
             default_opaque_ports: self.default_opaque_ports.clone(),
+            allowed_skips: destination.and_then(|args| args.allowed_skip_inbound_ports.clone()),
             transport_mode: match mode {
                 TransportModeArg::TransportHeader => TransportMode::TransportHeader,
                 TransportModeArg::Transparent => TransportMode::Transparent,

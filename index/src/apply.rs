@@ -34,7 +34,10 @@ impl Index {
             Object::EndpointSlice(slice) => self.set_slice(Kind::EndpointSlice, &key, SliceRecord::new(&slice)),
             Object::Endpoints(_) if !self.reads(EndpointsFrom::Endpoints) => self.not_read(Kind::Endpoints, &key),
             Object::Endpoints(endpoints) => self.set_endpoints(&key, records::subsets(&endpoints)),
-            Object::Pod(pod) => self.set_pod(&key, Some(PodRecord::new(&pod))),
+            Object::Pod(pod) => {
+                let record = PodRecord::new(&pod, self.cluster.allowed_skips.as_ref());
+                self.set_pod(&key, Some(record));
+            }
             Object::Node(node) => {
                 let zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(labels::ZONE)).cloned();
                 self.set_node(&key.name, Some(zone));

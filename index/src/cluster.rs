@@ -42,6 +42,8 @@ pub struct Cluster {
     pub default_policy: DefaultPolicy,
     /// Ports that are opaque unless an annotation says otherwise.
     pub default_opaque_ports: PortSet,
+    /// Inbound ports that annotations may have bypass the proxies of their pods; `None` if they may name any.
+    pub allowed_skips: Option<PortSet>,
     /// How proxies reach meshed endpoints.
     pub transport_mode: TransportMode,
     /// The namespace whose EgressNetworks apply to clients of all namespaces that have none.

@@ -41,6 +41,7 @@ pub(crate) fn cluster() -> Cluster {
         probe_networks: vec!["0.0.0.0/0".parse().unwrap()],
         default_policy: DefaultPolicy::AllUnauthenticated,
         default_opaque_ports: ports::default_opaque_ports(),
+        allowed_skips: None,
         transport_mode: TransportMode::TransportHeader,
         egress_namespace: "linkerd-egress".to_owned(),
         require_reference_grants: false,

@@ -26,7 +26,7 @@ use sha2::{Digest, Sha256};
 
 pub use additions::Additions;
 pub use annotations::InjectError;
-pub use bypass::{Forbidden, Skips};
+pub use bypass::{Forbidden, Skips, forbidden_inbound_ports};
 pub use config::{
     ControlPlaneAddrs, ControlService, InjectConfig, ProxyPorts, ProxyResources, TapClient, default_cluster_networks,
 };

@@ -171,6 +171,8 @@ impl State {
         let settings = Cluster {
             trust_domain: link.trust_domain.clone(),
             cluster_domain: link.cluster_domain.clone(),
+            // Its administrator's rules are not known here.
+            allowed_skips: None,
             ..self.following.cluster.clone()
         };
         self.number += 1;

@@ -7,10 +7,10 @@ use std::{
 
 use k8s_openapi::{
     api::core::v1::{Container, ContainerPort, HTTPGetAction, Pod, Probe},
-    apimachinery::pkg::util::intstr::IntOrString,
+    apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
 };
 use weft_k8s_api::{
-    labels,
+    inject, labels,
     ports::{PortList, PortSet},
 };
 
@@ -76,7 +76,8 @@ pub(crate) struct ProxyListeners {
 }
 
 impl PodRecord {
-    pub(crate) fn new(pod: &Pod) -> Self {
+    /// `allowed_skips` are the inbound ports that an annotation may have bypass the proxy; `None` allows any.
+    pub(crate) fn new(pod: &Pod, allowed_skips: Option<&PortSet>) -> Self {
         let spec = pod.spec.clone().unwrap_or_default();
         let status = pod.status.clone().unwrap_or_default();
         let listed = status.pod_ips.iter().flatten().map(|ip| ip.ip.as_str());
@@ -136,7 +137,7 @@ impl PodRecord {
                 .unwrap_or_else(|| "default".to_owned()),
             labels: pod.metadata.labels.clone().unwrap_or_default(),
             owner: single_owner(&pod.metadata),
-            skip_inbound: optional(&pod.metadata, labels::SKIP_INBOUND_PORTS, &mut problems).unwrap_or_default(),
+            skip_inbound: skip_inbound(&pod.metadata, allowed_skips, &mut problems),
             require_identity: require_identity(&pod.metadata, &mut problems),
             default_policy: DefaultPolicyAnnotation::read(&pod.metadata, &mut problems),
             proxy,
@@ -181,6 +182,19 @@ impl PodRecord {
         paths.sort_unstable();
         paths.dedup();
         paths
+    }
+}
+
+/// The inbound ports that bypass the proxy by the pod's annotation. A list that names more than is allowed has no effect,
+/// as in the node's agent: the pod goes on receiving through its proxy.
+fn skip_inbound(metadata: &ObjectMeta, allowed: Option<&PortSet>, problems: &mut Vec<String>) -> PortSet {
+    let own: PortSet = optional(metadata, labels::SKIP_INBOUND_PORTS, problems).unwrap_or_default();
+    match allowed.and_then(|allowed| inject::forbidden_inbound_ports(&own, allowed)) {
+        Some(forbidden) => {
+            problems.push(format!("{forbidden}; until then it has no effect"));
+            PortSet::default()
+        }
+        None => own,
     }
 }
 

@@ -1,9 +1,37 @@
 //! What annotations and owners of a workload make of its endpoints.
 
+use weft_k8s_api::ports::PortSet;
+
 use super::{
     destination::{endpoint, external, key, web},
     *,
 };
+
+#[test]
+fn a_port_that_may_not_be_skipped_stays_meshed() {
+    let skips = |ports: &str| json!({"metadata": {"annotations": {"config.linkerd.io/skip-inbound-ports": ports}}});
+    for (allowed, ports, is_meshed) in [
+        (None, "1-65535", false),
+        (Some("4567,8080"), "8080", false),
+        (Some("8000-9000"), "8080-8081", false),
+        (Some("4567"), "8080", true),
+        (Some("8080"), "1-65535", true),
+        (Some(""), "8080", true),
+    ] {
+        let world = World::with(|cluster| cluster.allowed_skips = allowed.map(|ports| ports.parse().unwrap()));
+        let found = endpoint(&world, skips(ports)).unwrap();
+        let seen = (found.identity.is_some(), found.transport_port.is_some(), found.hint == Hint::H2);
+        assert_eq!(seen, (is_meshed, is_meshed, is_meshed), "{ports} where {allowed:?} is allowed");
+    }
+    let world = World::with(|cluster| cluster.allowed_skips = Some(PortSet::default()));
+    let object = manifest::from_api(Kind::Pod, pod("web-1", "10.244.0.1", skips("8080"))).unwrap();
+    let problems = world.index().apply(vec![Event::Apply(Box::new(object))]).problems;
+    let [Problem { object, problem }] = &problems[..] else { panic!("{problems:?}") };
+    assert_eq!(object, "Pod shop/web-1");
+    for part in ["skip-inbound-ports", "8080", "agent.allowBypass", "proxyInit.ignoreInboundPorts", "no effect"] {
+        assert!(problem.contains(part), "{problem}");
+    }
+}
 
 #[test]
 fn the_owner_is_named_by_object_or_by_template_hash() {

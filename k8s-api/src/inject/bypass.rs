@@ -10,6 +10,9 @@ use super::{
 };
 use crate::{labels, ports::PortSet};
 
+/// The chart's value with the inbound ports.
+const INBOUND_SETTING: &str = "proxyInit.ignoreInboundPorts";
+
 /// What bypasses the proxy in pods without annotations, and, where the administrator allows no bypass, in any pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Skips {
@@ -102,6 +105,12 @@ pub(super) struct Limits<'a> {
     pub(super) proxy_gid: Option<i64>,
 }
 
+/// Whether the ports of an annotation `config.linkerd.io/skip-inbound-ports` have no effect, where the administrator
+/// allows these alone.
+pub fn forbidden_inbound_ports(own: &PortSet, allowed: &PortSet) -> Option<Forbidden> {
+    beyond(labels::SKIP_INBOUND_PORTS, own, allowed, INBOUND_SETTING)
+}
+
 /// Whether the pod is a part of the control plane. Anybody may set the label; where pods are not trusted with bypasses,
 /// the namespace counts too, and no pod is one while it is unknown.
 pub(super) fn is_of_control_plane(pod: &Pod, rules: ExemptionRules, namespace: Option<&str>) -> bool {
@@ -137,13 +146,11 @@ pub(super) fn forbidden(settings: &Settings, limits: &Limits<'_>, of_control_pla
         skips.api_server_ports.ranges().for_each(|range| outbound.insert(range));
     }
     let lists = [
-        (labels::SKIP_INBOUND_PORTS, &settings.skip_inbound_ports, &skips.inbound, "proxyInit.ignoreInboundPorts"),
+        (labels::SKIP_INBOUND_PORTS, &settings.skip_inbound_ports, &skips.inbound, INBOUND_SETTING),
         (labels::SKIP_OUTBOUND_PORTS, &settings.skip_outbound_ports, &outbound, "proxyInit.ignoreOutboundPorts"),
     ];
     for (annotation, own, allowed, setting) in lists {
-        if let Some(own) = own.as_ref().filter(|own| !own.is_subset(allowed)) {
-            found.push(Forbidden::Skip { annotation, value: shown(&own.to_string()), setting });
-        }
+        found.extend(own.as_ref().and_then(|own| beyond(annotation, own, allowed, setting)));
     }
     let is_allowed = |own: &IpNet| skips.subnets.iter().any(|subnet| subnet.contains(own));
     if let Some(own) = settings.skip_subnets.as_ref().filter(|own| !own.iter().all(is_allowed)) {
@@ -152,4 +159,8 @@ pub(super) fn forbidden(settings: &Settings, limits: &Limits<'_>, of_control_pla
         found.push(Forbidden::Skip { annotation, value: shown(&value), setting });
     }
     found
+}
+
+fn beyond(annotation: &'static str, own: &PortSet, allowed: &PortSet, setting: &'static str) -> Option<Forbidden> {
+    (!own.is_subset(allowed)).then(|| Forbidden::Skip { annotation, value: shown(&own.to_string()), setting })
 }
