@@ -13,6 +13,7 @@ mod env;
 mod exemption;
 mod opaque;
 mod redirection;
+mod running;
 mod sidecar;
 mod tuning;
 
@@ -33,6 +34,7 @@ pub use config::{
 pub use exemption::{Exemption, ExemptionRules, UnknownExemption};
 pub use opaque::{check_opaque_ports, pod_opaque_ports, service_opaque_ports};
 pub use redirection::{Redirection, RedirectionDefaults};
+pub(crate) use running::{proxy_container, variable};
 pub use tuning::{ControlStreams, DebugImage, PerDirection, ProbeTiming, Probes, ProxyTuning, Tracing, Workers};
 
 use crate::{

@@ -3,9 +3,12 @@
 
 use std::net::SocketAddr;
 
-use k8s_openapi::api::core::v1::{Container, ContainerState, ContainerStatus, Pod, PodStatus};
+use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodStatus};
 
-use crate::{inject::ProxyPorts, labels};
+use crate::{
+    inject::{ProxyPorts, proxy_container, variable},
+    labels,
+};
 
 /// The variable that starts the tap server, with the one client that it has.
 const TAP_CLIENT: &str = "LINKERD2_PROXY_TAP_SVC_NAME";
@@ -25,9 +28,7 @@ pub struct Listeners {
 
 /// The listeners of a pod's proxy, Weft's or Linkerd's; `None` without a proxy.
 pub fn listeners(pod: &Pod) -> Option<Listeners> {
-    let spec = pod.spec.as_ref()?;
-    let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
-    let proxy = containers.find(|container| container.name == labels::PROXY_CONTAINER)?;
+    let proxy = proxy_container(pod)?;
     let default = ProxyPorts::default();
     let named = proxy.ports.iter().flatten().find(|port| port.name.as_deref() == Some(ADMIN_PORT));
     let admin = named.and_then(|port| u16::try_from(port.container_port).ok()).unwrap_or(default.admin);
@@ -37,12 +38,6 @@ pub fn listeners(pod: &Pod) -> Option<Listeners> {
     };
     let tap = variable(proxy, TAP_CLIENT).filter(|client| !client.is_empty()).map(|_| control());
     Some(Listeners { admin, tap })
-}
-
-/// A variable's value; of several variables of one name, the last one's, as for the kubelet.
-fn variable<'a>(container: &'a Container, name: &str) -> Option<&'a str> {
-    let mut variables = container.env.iter().flatten();
-    variables.rfind(|variable| variable.name == name)?.value.as_deref()
 }
 
 /// What controls a pod, nearest first, as (kind in small letters, name): a ReplicaSet, then its Deployment, which is

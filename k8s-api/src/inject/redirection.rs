@@ -8,6 +8,7 @@ use super::{
     bypass::{Forbidden, Limits, Skips, forbidden, is_of_control_plane},
     config::ProxyPorts,
     exemption::{Exemption, ExemptionRules, proxy_user, shared_id},
+    running::listener_port,
 };
 use crate::{labels, ports::PortSet};
 
@@ -107,11 +108,20 @@ impl Redirection {
             skips.api_server_ports.ranges().for_each(|range| skip_outbound_ports.insert(range));
         }
         let skip_subnets = settings.skip_subnets.filter(|_| !is_forbidden(labels::SKIP_SUBNETS));
+        // A later annotation could name another of the proxy's own listeners, which has another policy.
+        let port = |listener: &[&str], annotated: Option<u16>, default| {
+            let running = listener.iter().find_map(|variable| listener_port(pod, variable));
+            running.or(annotated).unwrap_or(default)
+        };
         Ok(Self {
-            outbound_port: settings.outbound_port.unwrap_or(ports.outbound),
-            inbound_port: settings.inbound_port.unwrap_or(ports.inbound),
-            control_port: settings.control_port.unwrap_or(ports.control),
-            admin_port: settings.admin_port.unwrap_or(ports.admin),
+            outbound_port: port(
+                &["OUTBOUND_LISTEN_ADDRS", "OUTBOUND_LISTEN_ADDR"],
+                settings.outbound_port,
+                ports.outbound,
+            ),
+            inbound_port: port(&["INBOUND_LISTEN_ADDR"], settings.inbound_port, ports.inbound),
+            control_port: port(&["CONTROL_LISTEN_ADDR"], settings.control_port, ports.control),
+            admin_port: port(&["ADMIN_LISTEN_ADDR"], settings.admin_port, ports.admin),
             proxy_uid,
             proxy_gid,
             exemption,

@@ -409,6 +409,34 @@ fn redirection_follows_the_annotations() {
     );
 }
 
+#[test]
+fn a_running_pod_has_the_ports_that_its_proxy_was_started_with() {
+    let annotations = |ports: [u16; 4]| {
+        let names = ["outbound", "inbound", "control", "admin"];
+        let annotations = names.into_iter().zip(ports);
+        annotations.map(|(name, port)| (format!("config.linkerd.io/{name}-port"), port.to_string())).collect::<Vec<_>>()
+    };
+    let found = |pod: &Pod, ports| {
+        let found = Redirection::of(pod, &RedirectionDefaults { ports, ..RedirectionDefaults::default() }).unwrap();
+        [found.outbound_port, found.inbound_port, found.control_port, found.admin_port]
+    };
+    for (own, expected) in
+        [(None, [4140, 4143, 4190, 4191]), (Some([5140, 5143, 5190, 5191]), [5140, 5143, 5190, 5191])]
+    {
+        let mut created = pod(json!({"linkerd.io/inject": "enabled"}), json!({}));
+        created.metadata.annotations.get_or_insert_default().extend(own.into_iter().flat_map(annotations));
+        let mut running = injected(&created, None);
+        // Of other charts, and with the proxy's listeners exchanged.
+        let other = ProxyPorts { outbound: 6140, inbound: 6143, control: 6190, admin: 6191 };
+        assert_eq!(found(&running, other), expected);
+        let [outbound, inbound, control, admin] = expected;
+        running.metadata.annotations.as_mut().unwrap().extend(annotations([inbound, outbound, admin, control]));
+        assert_eq!(found(&running, ProxyPorts::default()), expected);
+        created.metadata.annotations.as_mut().unwrap().extend(annotations([inbound, outbound, admin, control]));
+        assert_eq!(found(&created, other), [inbound, outbound, admin, control], "it was not injected yet");
+    }
+}
+
 /// A pod whose application runs with these ids, in its own security context or in the pod's.
 fn pod_with_ids(annotations: Value, of_container: Value, of_pod: Value) -> Pod {
     let spec = json!({"containers": [{"name": "other"}, {"name": "app", "securityContext": of_container}],

@@ -1,0 +1,26 @@
+//! What the spec of an injected pod says about its proxy. Unlike annotations, it does not change while the pod runs.
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+
+use crate::labels;
+
+/// The proxy's container.
+pub(crate) fn proxy_container(pod: &Pod) -> Option<&Container> {
+    let spec = pod.spec.as_ref()?;
+    let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    containers.find(|container| container.name == labels::PROXY_CONTAINER)
+}
+
+/// A variable's value; of several variables of one name, the last one's, as for the kubelet.
+pub(crate) fn variable<'a>(container: &'a Container, name: &str) -> Option<&'a str> {
+    let mut variables = container.env.iter().flatten();
+    variables.rfind(|variable| variable.name == name)?.value.as_deref()
+}
+
+/// The port of one of the proxy's listeners, by the variable with its address. `None` for a pod that was not injected
+/// yet.
+pub(super) fn listener_port(pod: &Pod, variable_name: &str) -> Option<u16> {
+    let address = variable(proxy_container(pod)?, &format!("LINKERD2_PROXY_{variable_name}"))?;
+    // Several addresses have one port, and a name such as `localhost` may be in place of an IP address.
+    address.rsplit_once(':')?.1.parse().ok().filter(|port| *port > 0)
+}
