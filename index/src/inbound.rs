@@ -13,6 +13,7 @@ mod authorizations;
 mod rate_limit;
 mod routes;
 mod shared;
+mod unused;
 
 use std::sync::Arc;
 
@@ -32,6 +33,7 @@ use super::{
 
 pub(super) use authorizations::{ineffective, selects};
 pub(super) use shared::ServerPolicies;
+pub(super) use unused::unused;
 
 /// The policy of one port.
 #[derive(Clone, Debug, PartialEq)]

@@ -107,6 +107,8 @@ pub struct Index {
     problems: Vec<Problem>,
     /// AuthorizationPolicies that grant nothing, with the reason, by namespace and name.
     ineffective: HashMap<String, BTreeMap<String, String>>,
+    /// Routes and rate limits that Servers accept and do not have, with the problem, by Server.
+    unused: HashMap<Key, BTreeMap<ObjectRef, String>>,
     synced: bool,
     discovery: Watches<Key, (), Option<Discovery>>,
     endpoints: Watches<Key, EndpointsKey, Arc<Snapshot<Endpoints>>>,
@@ -156,6 +158,8 @@ struct Dirty {
     workloads: HashSet<Key>,
     /// Servers whose policies may have changed.
     servers: HashSet<Key>,
+    /// Servers whose routes and rate limits may have begun or ceased to have no effect.
+    unused: HashSet<Key>,
     /// Namespaces whose AuthorizationPolicies may have begun or ceased to grant something.
     policies: HashSet<String>,
     /// Whether a node became known.
@@ -173,6 +177,7 @@ impl Index {
             dirty: Dirty::default(),
             problems: Vec::new(),
             ineffective: HashMap::new(),
+            unused: HashMap::new(),
             synced: false,
             discovery: Watches::default(),
             endpoints: Watches::default(),
@@ -374,9 +379,11 @@ impl Index {
         let mut dirty = std::mem::take(&mut self.dirty);
         if self.synced {
             dirty.policies.iter().for_each(|namespace| self.report_ineffective(namespace));
+            dirty.unused.iter().for_each(|server| self.report_unused(server));
             self.statuses.update(&self.store, &self.cluster, std::mem::take(&mut dirty.statuses));
         } else {
             self.dirty.policies = std::mem::take(&mut dirty.policies);
+            self.dirty.unused = std::mem::take(&mut dirty.unused);
             self.dirty.statuses = std::mem::take(&mut dirty.statuses);
         }
         let (store, cluster, policies) = (&self.store, &*self.cluster, &self.server_policies);

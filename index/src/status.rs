@@ -112,7 +112,7 @@ impl Index {
 
 impl RouteId {
     /// Kind, namespace and name.
-    fn reference(&self) -> ObjectRef {
+    pub(super) fn reference(&self) -> ObjectRef {
         reference(self.kind.kind(), &self.key.namespace, &self.key.name)
     }
 }

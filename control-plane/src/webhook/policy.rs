@@ -16,6 +16,10 @@ use weft_k8s_api::{
 
 use super::{denied, object, warned};
 
+/// What the mesh makes of a route that it cannot read: something that takes no request stands for it.
+const UNREADABLE_ROUTE: &str = "in the mesh, the route takes no request, and a Server that it names serves nothing by \
+                                default; its last readable state stays in force until the control plane restarts";
+
 /// Allows a valid policy resource or route, and kinds that are not policy.
 pub(super) fn answer(request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
     let (group, kind) = (request.kind.group.as_str(), request.kind.kind.as_str());
@@ -31,7 +35,7 @@ pub(super) fn answer(request: &AdmissionRequest<DynamicObject>) -> AdmissionResp
         Ok(found) => found.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
         Err(problem) if group == GATEWAY_GROUP => {
             let mut response = warned(request);
-            response.warnings.get_or_insert_default().push(format!("{problem}; the route has no effect in the mesh"));
+            response.warnings.get_or_insert_default().push(format!("{problem}; {UNREADABLE_ROUTE}"));
             return response;
         }
         Err(problem) => problem,
@@ -193,7 +197,23 @@ mod tests {
         let response = answered(GATEWAY_GROUP, "HTTPRoute", "v9", &unreadable);
         let warnings = response.warnings.unwrap_or_default().join("; ");
         assert!(response.allowed && warnings.contains("spec.rules: invalid type"), "{warnings}");
-        assert!(warnings.contains("no effect in the mesh"), "{warnings}");
+    }
+
+    /// As [`weft_k8s_api::manifest`] reads it, and the index attaches what stands for it.
+    #[test]
+    fn a_warning_says_what_an_unreadable_route_does_to_its_server() {
+        let server = json!({"group": GROUP, "kind": "Server", "name": "s"});
+        let spec = json!({"parentRefs": [server], "rules": {"of": "another version"}});
+        for kind in ["HTTPRoute", "GRPCRoute"] {
+            let warnings = answered(GATEWAY_GROUP, kind, "v9", &spec).warnings.unwrap_or_default();
+            let [warning] = &warnings[..] else { panic!("{warnings:?}") };
+            for part in
+                ["spec.rules: invalid type", "takes no request", "a Server that it names serves nothing by default"]
+            {
+                assert!(warning.contains(part), "{warning}");
+            }
+            assert!(!warning.contains("no effect"), "{warning}");
+        }
     }
 
     #[test]

@@ -179,6 +179,7 @@ impl Index {
     /// Derives the policies of Servers that may have changed, and marks the workloads of those that did.
     pub(crate) fn derive_servers(&mut self) {
         for key in std::mem::take(&mut self.dirty.servers) {
+            self.dirty.unused.insert(key.clone());
             if !self.server_policies.derive(&self.store, &self.cluster, &key) {
                 continue;
             }
@@ -200,6 +201,19 @@ impl Index {
         }
         if !now.is_empty() {
             self.ineffective.insert(namespace.to_owned(), now);
+        }
+    }
+
+    /// Reports routes and rate limits that a Server accepts and whose kind it does not have, with the reason. Only
+    /// after the start, as the Server may arrive last.
+    pub(crate) fn report_unused(&mut self, server: &Key) {
+        let now = inbound::unused(&self.store, &self.cluster, server);
+        let before = self.unused.remove(server).unwrap_or_default();
+        for (object, problem) in now.iter().filter(|(object, problem)| before.get(*object) != Some(problem)) {
+            self.problems.push(Problem { object: object.to_string(), problem: problem.clone() });
+        }
+        if !now.is_empty() {
+            self.unused.insert(server.clone(), now);
         }
     }
 }

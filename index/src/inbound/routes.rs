@@ -1,7 +1,8 @@
 //! Routes that are attached to a Server.
 //!
 //! As in Linkerd, only those of the Server's protocol count: GRPCRoutes where it is gRPC, HTTPRoutes of both groups
-//! where it is HTTP or detected. The others, and routes of an opaque Server, have no effect.
+//! where it is HTTP or detected. The others, and routes of an opaque Server, have no effect, which is reported
+//! ([`super::unused()`]).
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use crate::{
 pub(super) fn attached(store: &Store, cluster: &Cluster, server: &Key, protocol: ServerProtocol) -> InboundRoutes {
     let accepted = acceptance::accepted_by_server(store, cluster, server);
     let (mut http, mut grpc) = (Vec::new(), Vec::new());
-    for route in accepted {
+    for route in accepted.into_iter().filter(|route| has(protocol, &route.rules)) {
         match &route.rules {
             Rules::Http { hosts, rules } => {
                 let rules = rules.iter().map(|rule| (&rule.matches, &rule.filters));
@@ -32,12 +33,21 @@ pub(super) fn attached(store: &Store, cluster: &Cluster, server: &Key, protocol:
             Rules::Tls { .. } | Rules::Tcp { .. } => {}
         }
     }
-    match protocol {
-        ServerProtocol::Detect | ServerProtocol::Http1 | ServerProtocol::Http2 if !http.is_empty() => {
-            InboundRoutes::Http(http)
+    match (http.is_empty(), grpc.is_empty()) {
+        (false, _) => InboundRoutes::Http(http),
+        (true, false) => InboundRoutes::Grpc(grpc),
+        (true, true) => InboundRoutes::Default,
+    }
+}
+
+/// Whether a Server with this protocol has routes of this kind.
+pub(super) fn has(protocol: ServerProtocol, rules: &Rules) -> bool {
+    match rules {
+        Rules::Http { .. } => {
+            matches!(protocol, ServerProtocol::Detect | ServerProtocol::Http1 | ServerProtocol::Http2)
         }
-        ServerProtocol::Grpc if !grpc.is_empty() => InboundRoutes::Grpc(grpc),
-        _ => InboundRoutes::Default,
+        Rules::Grpc { .. } => protocol == ServerProtocol::Grpc,
+        Rules::Tls { .. } | Rules::Tcp { .. } => false,
     }
 }
 

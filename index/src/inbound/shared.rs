@@ -47,15 +47,20 @@ impl ServerPolicies {
     }
 }
 
-fn policy_of(store: &Store, cluster: &Cluster, server: &ServerRecord) -> ServerPolicy {
-    let protocol = match server.spec.protocol().unwrap_or_default() {
+/// The protocol of a Server's clients.
+pub(super) fn protocol(server: &ServerRecord) -> ServerProtocol {
+    match server.spec.protocol().unwrap_or_default() {
         ProxyProtocol::Unknown => ServerProtocol::Detect,
         ProxyProtocol::Http1 => ServerProtocol::Http1,
         ProxyProtocol::Http2 => ServerProtocol::Http2,
         ProxyProtocol::Grpc => ServerProtocol::Grpc,
         ProxyProtocol::Opaque => ServerProtocol::Opaque,
         ProxyProtocol::Tls => ServerProtocol::Tls,
-    };
+    }
+}
+
+fn policy_of(store: &Store, cluster: &Cluster, server: &ServerRecord) -> ServerPolicy {
+    let protocol = protocol(server);
     ServerPolicy {
         origin: Origin::Server(server.key.name.clone()),
         protocol,

@@ -185,8 +185,8 @@ impl PodRecord {
     }
 }
 
-/// The inbound ports that bypass the proxy by the pod's annotation. A list that names more than is allowed has no effect,
-/// as in the node's agent: the pod goes on receiving through its proxy.
+/// The inbound ports that bypass the proxy by the pod's annotation. A list that names more than is allowed has no
+/// effect, as in the node's agent: the pod goes on receiving through its proxy.
 fn skip_inbound(metadata: &ObjectMeta, allowed: Option<&PortSet>, problems: &mut Vec<String>) -> PortSet {
     let own: PortSet = optional(metadata, labels::SKIP_INBOUND_PORTS, problems).unwrap_or_default();
     match allowed.and_then(|allowed| inject::forbidden_inbound_ports(&own, allowed)) {

@@ -123,6 +123,60 @@ fn a_server_has_the_routes_of_its_protocol_alone() {
 }
 
 #[test]
+fn what_the_servers_protocol_does_not_have_is_reported() {
+    let limit = || limits("l", json!({"total": {"requestsPerSecond": 1}}));
+    let gateway = || route(GATEWAY, "HTTPRoute", "h", json!({}));
+    let grpc = || route(GATEWAY, "GRPCRoute", "g", json!({}));
+    let reported = |world: &World, batch: Vec<Event>| -> Vec<String> {
+        let problems = world.index().apply(batch).problems.into_iter();
+        problems.map(|problem| format!("{}: {}", problem.object, problem.problem)).collect()
+    };
+    for (protocol, named, expected) in [
+        (json!(null), "no proxyProtocol", &["GRPCRoute shop/g"][..]),
+        (json!("HTTP/1"), "proxyProtocol HTTP/1", &["GRPCRoute shop/g"]),
+        (json!("HTTP/2"), "proxyProtocol HTTP/2", &["GRPCRoute shop/g"]),
+        (
+            json!("gRPC"),
+            "proxyProtocol gRPC",
+            &["HTTPLocalRateLimitPolicy shop/l", "HTTPRoute shop/h", "HTTPRoute shop/h"],
+        ),
+        (
+            json!("opaque"),
+            "proxyProtocol opaque",
+            &["GRPCRoute shop/g", "HTTPLocalRateLimitPolicy shop/l", "HTTPRoute shop/h", "HTTPRoute shop/h"],
+        ),
+        (
+            json!("TLS"),
+            "proxyProtocol TLS",
+            &["GRPCRoute shop/g", "HTTPLocalRateLimitPolicy shop/l", "HTTPRoute shop/h", "HTTPRoute shop/h"],
+        ),
+    ] {
+        let server = server("s", json!({"proxyProtocol": protocol}));
+        let world = world([server, http("h", json!({})), gateway(), grpc(), limit()]);
+        let mut found = reported(&world, vec![Event::Synced]);
+        found.sort();
+        let objects: Vec<_> = found.iter().map(|text| text.split(": ").next().unwrap()).collect();
+        assert_eq!(objects, expected, "{named}");
+        for problem in &found {
+            assert!(problem.contains(&format!("Server s has {named}")) && problem.contains("no effect"), "{problem}");
+        }
+    }
+    // It is reported when it becomes so, and once.
+    let world = world([server("s", json!({"proxyProtocol": "HTTP/2"})), http("h", json!({})), limit()]);
+    assert_eq!(reported(&world, vec![Event::Synced]), [""; 0]);
+    let event = |object: Value| {
+        let read = manifest::parse("test.json".as_ref(), &object.to_string());
+        vec![Event::Apply(Box::new(read.objects.into_iter().next().unwrap().object))]
+    };
+    let grpc_server = || server("s", json!({"proxyProtocol": "gRPC"}));
+    assert_eq!(reported(&world, event(grpc_server())).len(), 2);
+    assert_eq!(reported(&world, event(grpc())), [""; 0]);
+    assert_eq!(reported(&world, event(http("h", json!({"hostnames": ["web.shop"]})))), [""; 0]);
+    world.delete(Kind::Server, "shop", "s");
+    assert_eq!(reported(&world, event(grpc_server())).len(), 2);
+}
+
+#[test]
 fn a_route_is_attached_to_servers_that_it_may_name() {
     let parent = |change: Value| {
         let mut parent = json!({"group": POLICY, "kind": "Server", "name": "s"});
