@@ -1,12 +1,7 @@
 //! Series whose labels servers choose: as many as there is room for, and shared ones for the others.
 
-use std::borrow::Cow;
-
 /// Keys with a value of their own.
 const MOST: usize = 64;
-
-/// The status of those that share a series. No response has it.
-pub(super) const OTHER_STATUS: u16 = 0;
 
 /// Values by a key, found by a scan: there are few, and most responses have one of the first.
 #[derive(Debug)]
@@ -37,7 +32,12 @@ impl<K, V> Default for Bounded<K, V> {
     }
 }
 
-/// A status as a label's value.
-pub(super) fn status_value(status: u16) -> Cow<'static, str> {
-    if status == OTHER_STATUS { "other".into() } else { status.to_string().into() }
+/// The status of those that share a series: the class, which readers of metrics go by. No response has it.
+pub(super) fn shared_status(status: u16) -> u16 {
+    status / 100
+}
+
+/// A status as a label's value; `5xx` for a shared one.
+pub(super) fn status_value(status: u16) -> String {
+    if status < 100 { format!("{status}xx") } else { status.to_string() }
 }

@@ -9,7 +9,7 @@ use weft_runtime::metrics::Family;
 
 use super::{
     Counters, Labels,
-    bounded::{Bounded, OTHER_STATUS, status_value},
+    bounded::{Bounded, shared_status, status_value},
     histogram::LatencyMs,
     label,
     retain::{InUse, Retained},
@@ -115,9 +115,9 @@ impl Outcome {
         Self { status, success: false, grpc_status: None, error }
     }
 
-    /// Without what the server chooses.
+    /// Without what the server chooses, except the class of the status.
     fn other(self) -> Self {
-        Self { status: self.status.map(|_| OTHER_STATUS), grpc_status: None, ..self }
+        Self { status: self.status.map(shared_status), grpc_status: None, ..self }
     }
 }
 
@@ -156,7 +156,7 @@ impl HttpMetrics {
     /// the exemplar.
     pub(crate) fn latency(&self, status: u16, latency: Duration, trace_id: Option<NonZeroU128>) {
         let mut latencies = self.latencies.lock();
-        let histogram = latencies.get(status, OTHER_STATUS, |status| self.latency_histogram(status));
+        let histogram = latencies.get(status, shared_status(status), |status| self.latency_histogram(status));
         match trace_id {
             None => histogram.observe(latency),
             Some(trace_id) => histogram.observe_traced(latency, trace_id),
@@ -216,12 +216,14 @@ mod tests {
             of_name.map(|(labels, value)| (labels.to_owned(), value.parse().unwrap())).collect()
         };
         let (responses, latencies) = (lines("response_total"), lines("response_latency_ms_count"));
-        for (series, most) in [(&responses, 66), (&latencies, 65)] {
+        // 64 each, and of each class of statuses one series of latencies, and one of successes and of failures.
+        for (series, most) in [(&responses, 64 + 18), (&latencies, 64 + 9)] {
             assert_eq!((series.len(), series.iter().map(|(_, value)| value).sum::<u64>()), (most, 1800));
         }
-        let others = responses.iter().filter(|(labels, _)| labels.contains(r#"status_code="other""#));
-        let others: Vec<_> = others.map(|(labels, value)| (labels.contains("success"), *value)).collect();
-        assert_eq!(others.len(), 2, "by class: {others:?}");
+        let shared = responses.iter().filter(|(labels, _)| labels.contains(r#"status_code="5xx""#));
+        let mut shared: Vec<_> = shared.map(|(labels, value)| (labels.contains("success"), *value)).collect();
+        shared.sort_unstable();
+        assert_eq!(shared, [(false, 100), (true, 100)]);
         drop(http);
         metrics.evict(Duration::ZERO);
         assert_eq!((lines("response_total").len(), lines("response_latency_ms_count").len()), (0, 0));

@@ -7,7 +7,7 @@ use prometheus_client::metrics::counter::Counter;
 
 use super::{
     Counters, Labels,
-    bounded::{Bounded, OTHER_STATUS, status_value},
+    bounded::{Bounded, shared_status, status_value},
     label,
     retain::InUse,
 };
@@ -58,9 +58,9 @@ impl StreamEnd {
         Self { status: None, grpc: None, error }
     }
 
-    /// Without the status that the server chooses; all else is from closed sets.
+    /// With the class of the status that the server chooses; all else is from closed sets.
     fn other(self) -> Self {
-        Self { status: self.status.map(|_| OTHER_STATUS), ..self }
+        Self { status: self.status.map(shared_status), ..self }
     }
 }
 
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn statuses_beyond_a_number_share_a_series() {
+    fn statuses_beyond_a_number_share_series_by_class() {
         for (kind, label) in [(StatusLabels::Http, "http_status"), (StatusLabels::HttpNumber, "status")] {
             let family = Counters::default();
             let in_use = Arc::new(Retained::default().enter(Labels::new()));
@@ -180,11 +180,13 @@ mod tests {
             let mut text = String::new();
             prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
             let series: Vec<_> = text.lines().filter(|line| line.starts_with("statuses_total{")).collect();
-            // Eight without a lock, 64 more, and one for the others.
-            assert_eq!(series.len(), 73, "{text}");
-            let others = format!(r#"{label}="other""#);
-            let others = series.iter().find(|line| line.contains(&others)).unwrap();
-            assert!(others.ends_with(" 828"), "{others}");
+            // Eight without a lock, 64 more, and one for each class of the others.
+            assert_eq!(series.len(), 8 + 64 + 9, "{text}");
+            for (class, expected) in [("1xx", " 28"), ("5xx", " 100"), ("9xx", " 100")] {
+                let class = format!(r#"{label}="{class}""#);
+                let shared = series.iter().find(|line| line.contains(&class)).unwrap();
+                assert!(shared.ends_with(expected), "{shared}");
+            }
         }
     }
 
