@@ -11,7 +11,7 @@ use kube::CustomResource;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-pub use validate::{read, validate};
+pub use validate::{conditions, read, validate};
 
 /// API group of ServiceProfiles.
 pub const GROUP: &str = "linkerd.io";

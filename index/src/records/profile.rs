@@ -14,7 +14,7 @@ use super::Key;
 #[derive(Debug, PartialEq)]
 pub struct ProfileRecord {
     pub key: Key,
-    /// Routes, unparsed.
+    /// Routes, unparsed; each of their conditions has a clause.
     pub routes: Vec<Route>,
     pub retry_budget: Option<RetryBudget>,
     /// Destinations that requests go to instead.
@@ -45,9 +45,13 @@ impl ProfileRecord {
     /// Parses a ServiceProfile.
     ///
     /// # Errors
-    /// When a weight or the retry budget cannot be read; as in Linkerd, the last state then stays in force.
+    /// When a condition, a weight or the retry budget cannot be read; as in Linkerd, the last state then stays in
+    /// force.
     pub fn new(profile: ServiceProfile) -> Result<Self, String> {
         let spec = profile.spec;
+        if let Some(invalid) = profile::conditions(&spec).first() {
+            return Err(invalid.to_string());
+        }
         let overrides = spec.dst_overrides.iter().flatten().enumerate().map(|(index, destination)| {
             let weight = weight(&destination.weight).ok_or_else(|| {
                 let found = &destination.weight;
@@ -104,7 +108,43 @@ fn amount(text: &str) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
+
+    /// A condition without a clause would be one on every request or response. As with Linkerd, a regular expression
+    /// that cannot be read concerns its route alone.
+    #[test]
+    fn a_profile_with_an_empty_condition_or_an_impossible_range_is_refused() {
+        let read = |route: Value| {
+            let mut whole = json!({"name": "r", "condition": {"method": "GET"}, "isRetryable": true});
+            whole.as_object_mut().unwrap().extend(route.as_object().unwrap().clone());
+            let profile = json!({"apiVersion": "linkerd.io/v1alpha2", "kind": "ServiceProfile",
+                "metadata": {"name": "web.shop.svc.cluster.local", "namespace": "shop"}, "spec": {"routes": [whole]}});
+            ProfileRecord::new(serde_json::from_value(profile).unwrap()).map(|record| record.routes.len())
+        };
+        let class = |condition: Value| json!({"responseClasses": [{"condition": condition, "isFailure": true}]});
+        for (route, field) in [
+            (json!({"condition": {}}), "condition: "),
+            (json!({"condition": {"method": "", "pathRegex": ""}}), "condition: "),
+            (json!({"condition": {"any": [{}]}}), "condition.any[0]: "),
+            (json!({"condition": {"not": {}}}), "condition.not: "),
+            (class(json!({})), "responseClasses[0].condition: "),
+            (class(json!({"status": {"min": 99}})), "responseClasses[0].condition.status.min: "),
+            (class(json!({"status": {"min": 500, "max": 400}})), "responseClasses[0].condition.status.max: "),
+        ] {
+            let problem = read(route).unwrap_err();
+            assert!(problem.starts_with(&format!("spec.routes[0].{field}")), "{problem}");
+        }
+        for route in [
+            json!({}),
+            json!({"condition": {"pathRegex": "/a("}}),
+            json!({"timeout": "soon"}),
+            class(json!({"status": {"min": 500}})),
+        ] {
+            assert_eq!(read(route), Ok(1));
+        }
+    }
 
     #[test]
     fn weights_are_quantities() {

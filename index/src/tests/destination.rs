@@ -340,12 +340,17 @@ fn the_clients_own_profile_comes_before_the_services() {
     // A profile that cannot be parsed changes nothing.
     world.apply(profile("ops", json!("much")));
     assert!(client.next().is_none());
-    let mut budget = profile("ops", json!(2));
-    budget["spec"]["retryBudget"] = json!({"retryRatio": 0.5, "minRetriesPerSecond": 3, "ttl": "soon"});
-    let object = serde_json::from_value(budget).unwrap();
-    let applied = world.index().apply(vec![Event::Apply(Box::new(manifest::Object::ServiceProfile(object)))]);
-    assert!(applied.problems[0].problem.starts_with("spec.retryBudget.ttl: "), "{:?}", applied.problems);
-    assert!(client.next().is_none());
+    for (spec, field) in [
+        (json!({"retryBudget": {"retryRatio": 0.5, "minRetriesPerSecond": 3, "ttl": "soon"}}), "retryBudget.ttl"),
+        (json!({"routes": [{"name": "r", "condition": {}, "isRetryable": true}]}), "routes[0].condition"),
+    ] {
+        let mut unusable = profile("ops", json!(2));
+        merge(&mut unusable, json!({"spec": spec}));
+        let object = serde_json::from_value(unusable).unwrap();
+        let applied = world.index().apply(vec![Event::Apply(Box::new(manifest::Object::ServiceProfile(object)))]);
+        assert!(applied.problems[0].problem.starts_with(&format!("spec.{field}: ")), "{:?}", applied.problems);
+        assert!(client.next().is_none());
+    }
     world.delete(Kind::ServiceProfile, "ops", "web.shop.svc.cluster.local");
     assert_eq!(namespace(&client.next().unwrap()).as_deref(), Some("shop"));
     world.delete(Kind::ServiceProfile, "shop", "web.shop.svc.cluster.local");

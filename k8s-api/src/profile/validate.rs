@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-use super::{RequestMatch, ResponseMatch, RetryBudget, Route, ServiceProfile, StatusRange};
+use super::{RequestMatch, ResponseMatch, RetryBudget, Route, ServiceProfile, ServiceProfileSpec, StatusRange};
 use crate::{
     duration, expression,
     field::{FieldPath, Invalid, Step},
@@ -52,6 +52,17 @@ pub fn validate(profile: &ServiceProfile) -> Vec<Invalid> {
     found
 }
 
+/// The conditions of routes that have no clause or no status. Linkerd's destination service does not send a profile
+/// with one (`toRequestMatch` and `toResponseMatch` in
+/// `linkerd2:controller/api/destination/profile_translator.go`); what else [`validate`] finds does not keep it from that.
+pub fn conditions(profile: &ServiceProfileSpec) -> Vec<Invalid> {
+    let mut found = Vec::new();
+    for (index, route) in profile.routes.iter().flatten().enumerate() {
+        check_conditions(FieldPath::of("spec.routes").index(index), route, &mut found);
+    }
+    found
+}
+
 fn check_route(at: FieldPath, route: &Route, found: &mut Vec<Invalid>) {
     if route.name.is_empty() {
         found.push(at.clone().key("name").invalid("empty, expected a name"));
@@ -59,6 +70,11 @@ fn check_route(at: FieldPath, route: &Route, found: &mut Vec<Invalid>) {
     if let Some(timeout) = route.timeout.as_ref().filter(|timeout| !timeout.is_empty()) {
         check_duration(at.clone().key("timeout"), timeout, found);
     }
+    check_expressions(at.clone().key("condition"), &route.condition, found);
+    check_conditions(at, route, found);
+}
+
+fn check_conditions(at: FieldPath, route: &Route, found: &mut Vec<Invalid>) {
     check_request(at.clone().key("condition"), &route.condition, found);
     for (index, class) in route.response_classes.iter().flatten().enumerate() {
         check_response(at.clone().key("responseClasses").index(index).key("condition"), &class.condition, found);
@@ -68,9 +84,6 @@ fn check_route(at: FieldPath, route: &Route, found: &mut Vec<Invalid>) {
 fn check_request(at: FieldPath, wanted: &RequestMatch, found: &mut Vec<Invalid>) {
     let RequestMatch { all, any, not, path_regex, method } = wanted;
     let said = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
-    if let Some(problem) = path_regex.as_deref().and_then(|regex| expression::check(regex).err()) {
-        found.push(at.clone().key("pathRegex").invalid(problem));
-    }
     if all.is_none() && any.is_none() && not.is_none() && !said(path_regex) && !said(method) {
         found.push(at.clone().invalid(format!("{NO_CLAUSE} pathRegex, method, all, any and not")));
     }
@@ -81,6 +94,20 @@ fn check_request(at: FieldPath, wanted: &RequestMatch, found: &mut Vec<Invalid>)
     }
     if let Some(child) = not {
         check_request(at.key("not"), child, found);
+    }
+}
+
+fn check_expressions(at: FieldPath, wanted: &RequestMatch, found: &mut Vec<Invalid>) {
+    if let Some(problem) = wanted.path_regex.as_deref().and_then(|regex| expression::check(regex).err()) {
+        found.push(at.clone().key("pathRegex").invalid(problem));
+    }
+    for (key, children) in [("all", &wanted.all), ("any", &wanted.any)] {
+        for (index, child) in children.iter().flatten().enumerate() {
+            check_expressions(at.clone().key(key).index(index), child, found);
+        }
+    }
+    if let Some(child) = &wanted.not {
+        check_expressions(at.key("not"), child, found);
     }
 }
 
