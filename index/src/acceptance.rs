@@ -112,12 +112,17 @@ fn rank(kind: RouteKind) -> u8 {
     }
 }
 
-/// The kind of a stronger route that is attached to all of the ports that `parent` names.
+/// The kind of a stronger route that is attached to all of the ports that `parent` names, and that each client of the
+/// route follows. Beyond Linkerd, a consumer route of another namespace does not count: its author could put the routes
+/// of a Service or an EgressNetwork out of force for clients that do not follow it.
 fn stronger(store: &Store, route: &RouteRecord, parent: &Parent, id: &ParentId) -> Option<RouteKind> {
     let others = store.routes_of_parent.iter(id).filter_map(|id| store.routes.get(id));
     let is_stronger = |other: &&Arc<RouteRecord>| {
         let same = |named: &Parent| ParentId::of(named) == *id && (named.port.is_none() || named.port == parent.port);
-        other.readable && rank(other.id.kind) < rank(route.id.kind) && other.parents.iter().any(same)
+        let of = &other.id.key.namespace;
+        let is_followed = *of == id.key.namespace || *of == route.id.key.namespace;
+        let is_stronger = other.readable && rank(other.id.kind) < rank(route.id.kind);
+        is_stronger && is_followed && other.parents.iter().any(same)
     };
     others.filter(is_stronger).map(|other| other.id.kind).min_by_key(|kind| rank(*kind))
 }

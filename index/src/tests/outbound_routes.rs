@@ -107,6 +107,37 @@ fn grpc_routes_come_before_http_before_tls_before_tcp() {
 }
 
 #[test]
+fn a_consumer_route_of_a_stronger_kind_is_for_clients_of_its_namespace_alone() {
+    let world = web();
+    world.apply(route("HTTPRoute", "shop", "a", json!({}), json!({})));
+    world.apply(route("GRPCRoute", "dev", "g", json!({}), json!({})));
+    // It is in conflict with the route of its own namespace, as within every namespace.
+    world.apply(route("HTTPRoute", "dev", "h", json!({}), json!({})));
+    let all = || ["shop", "ops", "dev"].map(|of| ask(&world, WEB, of).replace(" web.shop.svc.cluster.local:80", ""));
+    assert_eq!(all(), ["Detect shop/a", "Detect shop/a", "Grpc dev/g"]);
+    world.apply(route("GRPCRoute", "shop", "p", json!({}), json!({})));
+    assert_eq!(all(), ["Grpc shop/p", "Grpc shop/p", "Grpc dev/g shop/p"]);
+    world.delete(Kind::GrpcRoute, "shop", "p");
+    world.delete(Kind::GrpcRoute, "dev", "g");
+    assert_eq!(all(), ["Detect shop/a", "Detect shop/a", "Detect shop/a dev/h"]);
+}
+
+#[test]
+fn a_consumer_route_does_not_lift_what_an_egress_networks_routes_say_to_others() {
+    let world = World::new();
+    let at = |kind: &str, namespace: &str| {
+        route(kind, namespace, "r", of_network("linkerd-egress", "all", json!(443)), json!({}))
+    };
+    world.apply_all([
+        egress_network("linkerd-egress", "all", json!({"trafficPolicy": "Deny"})),
+        at("TLSRoute", "linkerd-egress"),
+        at("GRPCRoute", "dev"),
+    ]);
+    let all = ["shop", "dev"].map(|of| ask(&world, "93.184.216.34:443", of));
+    assert_eq!(all, ["Tls deny linkerd-egress/all linkerd-egress/r", "Grpc deny linkerd-egress/all dev/r"]);
+}
+
+#[test]
 fn a_ports_protocol_says_which_routes_it_has() {
     let world = web();
     let ports = json!([{"name": "a", "port": 80, "appProtocol": "http"}, {"name": "b", "port": 81, "appProtocol": "kubernetes.io/h2c"},

@@ -204,6 +204,18 @@ fn a_stronger_kind_of_route_conflicts_while_it_is_there() {
 }
 
 #[test]
+fn a_route_of_another_namespace_puts_nobody_elses_out_of_force() {
+    let world = world([service("web", "10.96.0.1", json!({})), http(web(), json!([]))]);
+    let parents = json!([{"group": "core", "kind": "Service", "name": "web", "namespace": "shop"}]);
+    let mut consumers = route(GATEWAY, "GRPCRoute", "g", parents, json!([]));
+    consumers["metadata"]["namespace"] = json!("ops");
+    world.apply(consumers);
+    assert_eq!(of_route(&world), format!("{ACCEPTED}, {RESOLVED}"));
+    world.apply(route(GATEWAY, "GRPCRoute", "g", web(), json!([])));
+    assert_eq!(of_route(&world), format!("Accepted=False RouteReasonConflicted, {RESOLVED}"));
+}
+
+#[test]
 fn a_backend_that_does_not_exist_is_not_found() {
     let world = world([service("web", "10.96.0.1", json!({})), http(web(), backend("api"))]);
     assert_eq!(of_route(&world), format!("{ACCEPTED}, ResolvedRefs=False BackendNotFound"));

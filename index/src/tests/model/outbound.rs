@@ -102,10 +102,12 @@ fn attached(
                 // 3.4: at an EgressNetwork, a port has to be named.
                 None => parent == "Service",
             };
-            // A stronger route at all of the ports that the reference names takes its place.
+            // A stronger route at all of the ports that the reference names takes its place. Not Linkerd's: only if all
+            // clients that follow this one follow it.
             let loses = stronger
                 .iter()
                 .flat_map(|kind| objects.of(kind))
+                .filter(|other| namespace(other) == of || namespace(other) == namespace(route))
                 .any(|other| ports(other).iter().any(|its| its.is_none() || its == wanted));
             covers && !loses
         };
