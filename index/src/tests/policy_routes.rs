@@ -291,11 +291,16 @@ fn a_route_or_rate_limit_with_a_wrong_type_still_narrows_its_server() {
     let world = world([server("s", json!({}))]);
     for (group, kind) in [(POLICY, "HTTPRoute"), (GATEWAY, "HTTPRoute")] {
         let mut unreadable = route(group, kind, "r", json!({"rules": [{"matches": "all"}]}));
-        unreadable["spec"]["parentRefs"].as_array_mut().unwrap().push(json!({"name": 1}));
-        world.apply_unreadable(&unreadable);
-        assert_eq!(routes(&world), ["r 0 []"], "{kind} of {group}");
-        world.delete(Kind::of(group, kind).unwrap(), "shop", "r");
-        assert_eq!(routes(&world), ["default"]);
+        let parent = unreadable["spec"]["parentRefs"][0].clone();
+        let mut typo = parent.clone();
+        typo["port"] = json!("8080");
+        for parents in [json!([parent, {"name": 1}]), json!([typo]), parent] {
+            unreadable["spec"]["parentRefs"] = parents.clone();
+            world.apply_unreadable(&unreadable);
+            assert_eq!(routes(&world), ["r 0 []"], "{kind} of {group}: {parents}");
+            world.delete(Kind::of(group, kind).unwrap(), "shop", "r");
+            assert_eq!(routes(&world), ["default"]);
+        }
     }
     let spec = json!({"targetRef": target("s"), "total": {"requestsPerSecond": "many"}});
     world.apply_unreadable(&rule("HTTPLocalRateLimitPolicy", "v1alpha1", "l", spec));

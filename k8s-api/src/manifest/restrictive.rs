@@ -88,10 +88,27 @@ fn egress_network(spec: &Value) -> EgressNetworkSpec {
     EgressNetworkSpec { networks: part(&spec["networks"]), traffic_policy: "Deny".to_owned() }
 }
 
-/// The parents that can be read, and rules that cannot.
+/// The parents that have a name, and rules that cannot be read.
 fn route<S: DeserializeOwned>(spec: &Value, rules: &Value) -> Option<S> {
-    let parents = spec["parentRefs"].as_array()?.iter().filter(|parent| part::<ParentReference>(parent).is_some());
-    part(&json!({"parentRefs": parents.collect::<Vec<_>>(), "rules": rules}))
+    let parents = match &spec["parentRefs"] {
+        Value::Array(parents) => parents.as_slice(),
+        parent @ Value::Object(_) => std::slice::from_ref(parent),
+        _ => return None,
+    };
+    let parents: Vec<_> = parents.iter().filter_map(parent).collect();
+    part(&json!({"parentRefs": parents, "rules": rules}))
+}
+
+/// A reference to a parent, without the parts that cannot be read.
+fn parent(reference: &Value) -> Option<ParentReference> {
+    Some(ParentReference {
+        group: part(&reference["group"]),
+        kind: part(&reference["kind"]),
+        namespace: part(&reference["namespace"]),
+        name: part(&reference["name"])?,
+        section_name: part(&reference["sectionName"]),
+        port: part(&reference["port"]),
+    })
 }
 
 fn http_rule() -> Value {
