@@ -9,6 +9,7 @@ mod effects;
 mod env;
 mod http2;
 mod ignored;
+mod parts;
 mod trace;
 mod variables;
 
@@ -29,8 +30,8 @@ pub(crate) use http2::{Http2Config, Http2ServerConfig, SMALL_FRAMES};
 pub(crate) use trace::TraceConfig;
 pub(crate) use variables::{help, unknown};
 
-/// No variable changes it.
-const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Idle HTTP/1 connections that are kept for an endpoint or a port, unless a variable says otherwise.
+const MAX_IDLE_CONNECTIONS: usize = 10_000;
 
 /// All settings of the proxy.
 #[derive(Clone, Debug)]
@@ -382,78 +383,13 @@ impl Config {
     pub(crate) fn parse(source: Source<'_>) -> Result<Self, ConfigError> {
         let env = env::Env::new(source);
         let ingress_mode = env.flag("INGRESS_MODE")?.unwrap_or(false);
-        // What is behind an ingress is outside the mesh.
-        let informational_headers = !env.flag("OUTBOUND_DISABLE_INFORMATIONAL_HEADERS")?.unwrap_or(ingress_mode);
         env.refuse("IDENTITY_DISABLED", "identity is mandatory; unset it")?;
         let admin_listen = env.socket_addr("ADMIN_LISTEN_ADDR")?.unwrap_or(localhost(4191));
-        let inbound_listen =
-            env.socket_addr("INBOUND_LISTEN_ADDR")?.unwrap_or(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 4143)));
-        let gateway_suffixes = env.suffixes("INBOUND_GATEWAY_SUFFIXES")?;
-        let mut ports = env.ports("INBOUND_PORTS")?;
-        // Requests of a gateway have the policy of the proxy's own port.
-        let of_gateway = (!gateway_suffixes.is_empty()).then(|| inbound_listen.port());
-        for port in of_gateway.into_iter().chain([admin_listen.port()]) {
-            if !ports.contains(&port) {
-                ports.push(port);
-            }
-        }
-        let (backoff_min, backoff_max) = env.outbound_backoff()?;
-        let max_idle = env.number("MAX_IDLE_CONNS_PER_ENDPOINT")?.unwrap_or(10_000);
+        let max_idle = env.number("MAX_IDLE_CONNS_PER_ENDPOINT")?.unwrap_or(MAX_IDLE_CONNECTIONS);
         Ok(Self {
             cores: env.cores(std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN))?,
-            outbound: OutboundConfig {
-                listen: env.outbound_listen()?,
-                backlog: env.backlog("OUTBOUND_TCP_LISTEN_BACKLOG")?,
-                detect_timeout: env.duration("OUTBOUND_DETECT_TIMEOUT")?.unwrap_or(Duration::from_secs(10)),
-                connect_timeout: env.duration("OUTBOUND_CONNECT_TIMEOUT")?.unwrap_or(Duration::from_secs(1)),
-                accept: env.socket("OUTBOUND_ACCEPT")?,
-                connect: env.socket("OUTBOUND_CONNECT")?,
-                backoff_min,
-                backoff_max,
-                backoff_jitter: env.backoff_jitter("OUTBOUND_CONNECT_EXP_BACKOFF_JITTER")?,
-                http_queue: env.queue("OUTBOUND_HTTP")?,
-                tcp_queue: env.queue("OUTBOUND_TCP")?,
-                discovery_timeout: DISCOVERY_TIMEOUT,
-                discovery_idle_timeout: env
-                    .duration("OUTBOUND_DISCOVERY_IDLE_TIMEOUT")?
-                    .unwrap_or(Duration::from_secs(5)),
-                http1_idle_timeout: env
-                    .duration("OUTBOUND_HTTP1_CONNECTION_POOL_IDLE_TIMEOUT")?
-                    .unwrap_or(Duration::from_secs(3)),
-                max_idle_connections: env.number("OUTBOUND_MAX_IDLE_CONNS_PER_ENDPOINT")?.unwrap_or(max_idle),
-                max_in_flight: env.number("OUTBOUND_MAX_IN_FLIGHT")?.unwrap_or(100_000),
-                require_mtls: env.require_mtls()?,
-                ingress_mode,
-                informational_headers,
-                hostname_labels: env.flag("OUTBOUND_METRICS_HOSTNAME_LABELS")?.unwrap_or(false),
-                allow_loopback: false,
-            },
-            inbound: InboundConfig {
-                listen: inbound_listen,
-                backlog: env.backlog("INBOUND_TCP_LISTEN_BACKLOG")?,
-                detect_timeout: env.duration("INBOUND_DETECT_TIMEOUT")?.unwrap_or(Duration::from_secs(10)),
-                authority_labels: env.unsafe_labels("INBOUND_METRICS_AUTHORITY_LABELS"),
-                connect_timeout: env.duration("INBOUND_CONNECT_TIMEOUT")?.unwrap_or(Duration::from_millis(300)),
-                accept: env.socket("INBOUND_ACCEPT")?,
-                connect: env.socket("INBOUND_CONNECT")?,
-                http1_idle_timeout: env
-                    .duration("INBOUND_HTTP1_CONNECTION_POOL_IDLE_TIMEOUT")?
-                    .unwrap_or(Duration::from_secs(3)),
-                max_idle_connections: max_idle,
-                max_in_flight: env.number("INBOUND_MAX_IN_FLIGHT")?.unwrap_or(100_000),
-                max_in_flight_of_a_client: env.max_in_flight_of_a_client()?,
-                discovery_idle_timeout: env
-                    .duration("INBOUND_DISCOVERY_IDLE_TIMEOUT")?
-                    .unwrap_or(Duration::from_secs(90)),
-                default_policy: env.default_policy()?,
-                policy_timeout: env.policy_timeout()?,
-                unanswered: env.unanswered()?,
-                ports,
-                opaque_ports: env.ports("INBOUND_PORTS_DISABLE_PROTOCOL_DETECTION")?,
-                tls_ports: env.ports("INBOUND_PORTS_REQUIRE_TLS")?,
-                gateway_suffixes,
-                ips: env.ips("INBOUND_IPS")?,
-            },
+            outbound: OutboundConfig::parse(&env, ingress_mode, max_idle)?,
+            inbound: InboundConfig::parse(&env, admin_listen.port(), max_idle)?,
             admin: AdminConfig {
                 listen: admin_listen,
                 shutdown_endpoint: env.flag("SHUTDOWN_ENDPOINT_ENABLED")?.unwrap_or(false),
@@ -461,29 +397,12 @@ impl Config {
             tap: env.tap()?,
             trace: TraceConfig::parse(&env)?,
             identity: env.own_identity()?,
-            destination: DestinationConfig {
-                control: env.control("DESTINATION_SVC")?,
-                context: env.string("DESTINATION_CONTEXT").unwrap_or_default(),
-                networks: env.networks("DESTINATION_PROFILE_NETWORKS")?,
-                suffixes: env.profile_suffixes()?,
-                initial_timeout: env
-                    .duration("DESTINATION_PROFILE_INITIAL_TIMEOUT")?
-                    .unwrap_or(Duration::from_millis(500)),
-            },
-            policy: PolicyConfig {
-                control: env.control("POLICY_SVC")?,
-                workload: env.required("POLICY_WORKLOAD", "this workload's name for the policy controller")?,
-                cluster_networks: env.networks("POLICY_CLUSTER_NETWORKS")?,
-            },
+            destination: DestinationConfig::parse(&env)?,
+            policy: PolicyConfig::parse(&env)?,
             metrics_retain_idle: env.duration("METRICS_RETAIN_IDLE")?.unwrap_or(Duration::from_secs(600)),
             http1_client_timeout: env.http1_client_timeout()?,
             dns: env.dns()?,
-            control_streams: StreamLimits {
-                initial: env.duration("CONTROL_STREAM_INITIAL_TIMEOUT")?.filter(|limit| !limit.is_zero()),
-                idle: env.duration("CONTROL_STREAM_IDLE_TIMEOUT")?.filter(|limit| !limit.is_zero()),
-                lifetime: env.duration("CONTROL_STREAM_LIFETIME")?.filter(|limit| !limit.is_zero()),
-                keepalive: None,
-            },
+            control_streams: StreamLimits::parse(&env)?,
             http2: Http2Config::parse(&env)?,
             shutdown_grace_period: env.duration("SHUTDOWN_GRACE_PERIOD")?.unwrap_or(Duration::from_secs(120)),
             log_headers: env.log_headers(),
