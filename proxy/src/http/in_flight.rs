@@ -30,8 +30,8 @@ pub(crate) struct ClientRequests(Arc<AtomicUsize>);
 /// The permit of a request in flight, held until the end of the response.
 #[derive(Debug)]
 pub(crate) struct Permit {
-    all: Counted,
-    client: Option<Counted>,
+    _all: Counted,
+    _client: Option<Counted>,
 }
 
 /// One more, until it is dropped.
@@ -66,7 +66,7 @@ impl RequestLimit {
     /// Admits a request; `None` if there are too many.
     pub(crate) fn admit(&self) -> Option<Permit> {
         let (before, all) = Counted::begin(&self.count);
-        (before < self.limit).then_some(Permit { all, client: None })
+        (before < self.limit).then_some(Permit { _all: all, _client: None })
     }
 
     /// Admits a client's request; `None` if there are too many, or too many of this client's while there are many.
@@ -75,7 +75,7 @@ impl RequestLimit {
         let (of_client, client) = Counted::begin(&client.0);
         let has_share = before < self.limit / 2 || of_client < (self.limit / 16).max(1);
         (before < self.limit && has_share && of_client < self.of_a_client)
-            .then_some(Permit { all, client: Some(client) })
+            .then_some(Permit { _all: all, _client: Some(client) })
     }
 }
 

@@ -48,7 +48,7 @@ use crate::{
         serve::{Closing, Reset},
         upgrade::{is_tunnel, spawn_tunnel, strip_connect_response},
     },
-    metrics::{Direction, HttpMetrics, InboundRouteMetrics, Outcome, StreamEnd},
+    metrics::{Direction, InboundRouteMetrics, Outcome, StreamEnd},
     outbound::RelayError,
     policy::{
         PortPolicy,
@@ -79,7 +79,7 @@ pub(super) struct Finish {
     /// Returned to the pool if the response was read to its end.
     checked_out: Option<CheckedOut>,
     /// The permit of the request in flight.
-    _permit: Option<Permit>,
+    _permit: Permit,
     tapped: Tapped,
     /// The line of the access log.
     access: Option<Box<Entry>>,
@@ -104,15 +104,22 @@ pub(super) struct HttpConnection {
     gateway: Option<Route>,
 }
 
-/// A request in progress, and the parts needed to answer it.
+/// A request that policy admits.
 struct Admitted {
     request: Box<Request<Body>>,
     kind: RequestKind,
+    counting: Counting,
+}
+
+/// What counts a request until its response ends.
+struct Counting {
     permit: Permit,
     handles: Arc<Handles>,
     /// The route of the ServiceProfile.
     profile: Option<ProfileRoute>,
     arrived: Instant,
+    /// When the request's body ended.
+    sent: RequestEnd,
     tapped: Tapped,
 }
 
@@ -152,7 +159,7 @@ impl HttpConnection {
         let permit = self.inbound.limit.admit_from(&self.requests).ok_or(Failure::LoadShed);
         let admitted = permit.and_then(|permit| Ok((permit, self.admit(&mut request)?)));
         let mut response = match admitted {
-            Err(failure) => self.refuse(&failure, &failure, kind, None, arrived),
+            Err(failure) => self.refuse(&failure, &failure, kind, None),
             Ok((permit, handles)) => {
                 handles.http.request();
                 handles.route.requests.inc();
@@ -170,8 +177,14 @@ impl HttpConnection {
                 if let Some(profile) = &profile {
                     profile.metrics.request();
                 }
-                let admitted = Admitted { request, kind, permit, handles, profile, arrived, tapped };
-                self.forward(admitted).await?
+                let sent = Counted::wrap(request.body_mut(), &handles.route.request_frames);
+                let counting = Counting { permit, handles, profile, arrived, sent, tapped };
+                let admitted = Admitted { request, kind, counting };
+                match &self.gateway {
+                    None => self.forward(admitted).await?,
+                    // Boxed: a request of any other port would be as large as one that goes through the outbound side.
+                    Some(gateway) => Box::pin(self.forward_to(gateway, admitted)).await?,
+                }
             }
         };
         traced.responded(response.status());
@@ -264,30 +277,9 @@ impl HttpConnection {
         })
     }
 
+    /// Sends a request to the application.
     async fn forward(&self, admitted: Admitted) -> Result<Response<ResponseBody>, Reset> {
-        let Admitted { mut request, kind, permit, handles, profile, arrived, tapped } = admitted;
-        let sent = Counted::wrap(request.body_mut(), &handles.route.request_frames);
-        if let Some(gateway) = &self.gateway {
-            // Boxed: a request of any other port would be as large as one that goes through the outbound side.
-            return match Box::pin(gateway.send(*request, kind, self.client.addr)).await {
-                Ok(response) => {
-                    let permit = Some(permit);
-                    let (checked_out, trace_id) = (None, None);
-                    let held = Held { checked_out, permit, tapped, sent, is_answered: true, profile, trace_id };
-                    Ok(observe(response, held, &handles, kind, arrived))
-                }
-                Err(RelayError::Failure(failure)) => {
-                    let refused = Refused { handles: &handles, profile, tapped };
-                    Ok(self.refuse(&failure, &failure, kind, Some(refused), arrived))
-                }
-                Err(RelayError::Reset(reset)) => {
-                    tapped.reset(::h2::Reason::INTERNAL_ERROR);
-                    count_reset(&handles.http, &reset, arrived);
-                    handles.route.ended(StreamEnd::default(), arrived.elapsed(), sent.elapsed(arrived));
-                    Err(reset)
-                }
-            };
-        }
+        let Admitted { mut request, kind, counting } = admitted;
         let traced = self.inbound.shared.tracing.begin(&mut *request, Kind::Client, Direction::Inbound);
         log_request(self.inbound.shared.config.log_headers, self.target.addr, &*request);
         let answered = if kind.version == Version::HTTP_2 {
@@ -300,31 +292,31 @@ impl HttpConnection {
                 let trace_id = traced.trace_id();
                 traced.responded(response.status());
                 log_response(self.inbound.shared.config.log_headers, self.target.addr, &response);
-                let permit = Some(permit);
-                let held = Held { checked_out, permit, tapped, sent, is_answered: true, profile, trace_id };
-                Ok(observe(response, held, &handles, kind, arrived))
+                Ok(counting.watch(response, kind, Some(Answered { checked_out, trace_id })))
             }
             Err(error) => match error.reset() {
                 Some(reason) if kind.version == Version::HTTP_2 => {
-                    tapped.reset(reason);
                     if !matches!(&error, SendError::Http2(error) if is_own_reset(error)) {
                         self.inbound.failures.failed_request(kind, &error, self.client.addr, &self.target.addr);
                     }
-                    let reset = Reset(reason.into());
-                    count_reset(&handles.http, &reset, arrived);
-                    if let Some(profile) = &profile {
-                        count_reset(&profile.metrics, &reset, arrived);
-                    }
-                    handles.route.ended(StreamEnd::default(), arrived.elapsed(), sent.elapsed(arrived));
-                    Err(reset)
+                    Err(counting.reset(Reset(reason.into())))
                 }
                 _ => {
                     let failure = error.failure();
                     traced.responded(failure.status());
-                    let refused = Refused { handles: &handles, profile, tapped };
-                    Ok(self.refuse(&failure, &error, kind, Some(refused), arrived))
+                    Ok(self.refuse(&failure, &error, kind, Some(counting)))
                 }
             },
+        }
+    }
+
+    /// Sends a request to the Service that a gateway's client names.
+    async fn forward_to(&self, gateway: &Route, admitted: Admitted) -> Result<Response<ResponseBody>, Reset> {
+        let Admitted { request, kind, counting } = admitted;
+        match gateway.send(*request, kind, self.client.addr).await {
+            Ok(response) => Ok(counting.watch(response, kind, Some(Answered::default()))),
+            Err(RelayError::Failure(failure)) => Ok(self.refuse(&failure, &failure, kind, Some(counting))),
+            Err(RelayError::Reset(reset)) => Err(counting.reset(reset)),
         }
     }
 
@@ -374,8 +366,7 @@ impl HttpConnection {
         failure: &Failure,
         reason: &(dyn Error + 'static),
         kind: RequestKind,
-        refused: Option<Refused<'_>>,
-        arrived: Instant,
+        counting: Option<Counting>,
     ) -> Response<ResponseBody> {
         self.counters.failed(&self.inbound, failure, self.target.addr);
         self.inbound.failures.request(kind, failure, reason, self.client.addr, &self.target.addr);
@@ -383,72 +374,65 @@ impl HttpConnection {
             self.closing.begin();
         }
         let response = failure.respond(kind).map(|()| Body::Empty);
-        match refused {
-            Some(Refused { handles, profile, tapped }) => {
-                let sent = RequestEnd::default();
-                let (checked_out, permit, trace_id) = (None, None, None);
-                let held = Held { checked_out, permit, tapped, sent, is_answered: false, profile, trace_id };
-                observe(response, held, handles, kind, arrived)
-            }
+        match counting {
+            // The rest of the request is not waited for.
+            Some(counting) => Counting { sent: RequestEnd::default(), ..counting }.watch(response, kind, None),
             None => response.map(Observed::unwatched),
         }
     }
 }
 
-/// A request that was counted, and is answered here.
-struct Refused<'a> {
-    handles: &'a Arc<Handles>,
-    profile: Option<ProfileRoute>,
-    tapped: Tapped,
-}
-
-/// What is held until a response ends.
-struct Held {
+/// What is known of a response that the application, or a gateway's Service, sends.
+#[derive(Default)]
+struct Answered {
     checked_out: Option<CheckedOut>,
-    permit: Option<Permit>,
-    tapped: Tapped,
-    /// When the request's body ended.
-    sent: RequestEnd,
-    /// Whether the application answered.
-    is_answered: bool,
-    profile: Option<ProfileRoute>,
     /// The request's trace, if it is collected.
     trace_id: Option<NonZeroU128>,
 }
 
-/// Counts a request whose stream was reset instead of answered.
-fn count_reset(metrics: &HttpMetrics, reset: &Reset, arrived: Instant) {
-    let outcome = Outcome::failure(None, response_reset_label(&reset.0));
-    metrics.failure(outcome, arrived.elapsed());
-}
+impl Counting {
+    /// Counts a response to its end; without `answered` it is the proxy's own.
+    fn watch(
+        mut self,
+        response: Response<Body>,
+        kind: RequestKind,
+        answered: Option<Answered>,
+    ) -> Response<ResponseBody> {
+        self.tapped.responded(&response);
+        let Self { permit, handles, profile, arrived, sent, tapped } = self;
+        let is_answered = answered.is_some();
+        let Answered { checked_out, trace_id } = answered.unwrap_or_default();
+        let (parts, body) = response.into_parts();
+        let (profile, classes) = profile.map(|route| (route.metrics, route.classes)).unzip();
+        let classes = classes.unwrap_or_default();
+        let count = CountResponse::new(Arc::clone(&handles.http), arrived, parts.status, &parts.headers, classes);
+        let count = count.traced(trace_id);
+        let finish = Finish {
+            profile: profile.map(|metrics| count.under(metrics, arrived)),
+            count,
+            route: Arc::clone(&handles.route),
+            arrived,
+            sent,
+            is_answered,
+            checked_out,
+            _permit: permit,
+            tapped,
+            access: None,
+        };
+        Response::from_parts(parts, Observed::new(body, Box::new(finish), kind))
+    }
 
-fn observe(
-    response: Response<Body>,
-    mut held: Held,
-    handles: &Arc<Handles>,
-    kind: RequestKind,
-    arrived: Instant,
-) -> Response<ResponseBody> {
-    held.tapped.responded(&response);
-    let Held { checked_out, permit, tapped, sent, is_answered, profile, trace_id } = held;
-    let (parts, body) = response.into_parts();
-    let (profile, classes) = profile.map(|route| (route.metrics, route.classes)).unzip();
-    let classes = classes.unwrap_or_default();
-    let count = CountResponse::new(Arc::clone(&handles.http), arrived, parts.status, &parts.headers, classes);
-    let count = count.traced(trace_id);
-    let finish = Finish {
-        profile: profile.map(|metrics| count.under(metrics, arrived)),
-        count,
-        route: Arc::clone(&handles.route),
-        arrived,
-        sent,
-        is_answered,
-        checked_out,
-        _permit: permit,
-        tapped,
-        access: None,
-    };
-    Response::from_parts(parts, Observed::new(body, Box::new(finish), kind))
+    /// Counts a request whose stream is reset instead of answered.
+    fn reset(self, reset: Reset) -> Reset {
+        let outcome = || Outcome::failure(None, response_reset_label(&reset.0));
+        self.tapped.reset(reset.0.reason().unwrap_or(::h2::Reason::INTERNAL_ERROR));
+        self.handles.http.failure(outcome(), self.arrived.elapsed());
+        if let Some(profile) = &self.profile {
+            profile.metrics.failure(outcome(), self.arrived.elapsed());
+        }
+        self.handles.route.ended(StreamEnd::default(), self.arrived.elapsed(), self.sent.elapsed(self.arrived));
+        reset
+    }
 }
 
 /// Linkerd's inbound side answers every injected failure alike, regardless of the policy's status or code.

@@ -3,7 +3,6 @@
 use std::{fmt, ops::RangeInclusive, sync::Arc, time::Duration};
 
 use http::StatusCode;
-use tokio::time::Instant;
 use tower::retry::budget::{Budget as _, TpsBudget};
 
 use super::{
