@@ -33,12 +33,6 @@ pub struct RouteParentStatus {
 }
 
 impl RouteParentStatus {
-    /// Whether [`CONTROLLER`] says that the parent accepts the route.
-    pub fn is_accepted(&self) -> bool {
-        let accepted = |condition: &Condition| condition.type_ == "Accepted" && condition.status == "True";
-        self.controller_name == CONTROLLER && self.conditions().iter().any(accepted)
-    }
-
     /// What it says.
     pub fn conditions(&self) -> &[Condition] {
         self.conditions.as_deref().unwrap_or_default()
