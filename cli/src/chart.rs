@@ -387,6 +387,33 @@ mod tests {
     }
 
     #[test]
+    fn the_policy_services_may_watch_the_definition_of_each_kind_that_may_be_absent() {
+        let chart = Chart::control_plane().unwrap();
+        for (required, count) in [(false, 4), (true, 5)] {
+            let set = format!("policyController.requireReferenceGrants={required}");
+            let values = chart.values(&settings(&[&set])).unwrap();
+            let texts = chart.manifests("mesh", &values).unwrap();
+            let mut objects = texts.iter().map(|text| document::parse_yaml(text).unwrap());
+            let role = objects
+                .find(|object| object["kind"] == "ClusterRole" && object["metadata"]["name"] == "linkerd-policy")
+                .unwrap();
+            let names = |group: &str, list: &str| -> Vec<String> {
+                let rules = role["rules"].as_sequence().unwrap().iter();
+                let readable = rules.filter(|rule| {
+                    rule["apiGroups"][0] == group && rule["verbs"].as_sequence().unwrap().contains(&"watch".into())
+                });
+                let names = readable.flat_map(|rule| rule[list].as_sequence().unwrap());
+                names.map(|name| name.as_str().unwrap().to_owned()).collect()
+            };
+            let kinds = names("gateway.networking.k8s.io", "resources");
+            assert_eq!(kinds.len(), count, "{kinds:?}");
+            let definitions = names("apiextensions.k8s.io", "resourceNames");
+            let expected: Vec<_> = kinds.iter().map(|kind| format!("{kind}.gateway.networking.k8s.io")).collect();
+            assert_eq!(definitions, expected);
+        }
+    }
+
+    #[test]
     fn discovery_ignores_the_skips_that_agents_ignore() {
         let chart = Chart::control_plane().unwrap();
         for (set, expected) in [
