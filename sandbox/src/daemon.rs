@@ -18,7 +18,7 @@ mod publish;
 mod spec;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     fs, io,
     net::SocketAddr,
     os::unix::fs::DirBuilderExt,
@@ -294,16 +294,7 @@ impl<R: FnMut(&State)> Daemon<R> {
         for ignored in &manifests.ignored {
             tracing::warn!(file = %ignored.file.display(), line = ignored.line, kind = %ignored.kind, "the sandbox does not use this kind");
         }
-        let mut objects: Vec<_> = manifests.objects.into_iter().map(|located| located.object).collect();
-        // A document that became invalid keeps its last good version, as in an API server.
-        for error in manifests.errors {
-            if let Some(last) = error.object.and_then(|reference| self.good.get(&reference)) {
-                objects.push(last.clone());
-            } else if let Some(restrictive) = error.restrictive {
-                objects.push(*restrictive);
-            }
-        }
-        self.good = objects.iter().map(|object| (object.reference(), object.clone())).collect();
+        let objects = usable(manifests, &mut self.good);
         let mut all = desired(objects, &self.inject, &mut self.allocator);
         if self.shared.config.control_plane == ControlPlane::Weft {
             let own = control_plane::control_plane(&self.shared.config, &self.inject, &mut self.allocator);
@@ -438,6 +429,25 @@ fn key_of(pod: &DesiredPod) -> (String, String) {
     (metadata.namespace.clone().unwrap_or_default(), metadata.name.clone().unwrap_or_default())
 }
 
+/// The objects that can be used. A document that became invalid keeps its last good version, as in an API server; where
+/// there is none, its strictest reading counts, as long as the document says the same.
+fn usable(manifests: manifest::Manifests, good: &mut HashMap<ObjectRef, Object>) -> Vec<Object> {
+    let mut objects: Vec<_> = manifests.objects.into_iter().map(|located| located.object).collect();
+    let mut now: HashMap<_, _> = objects.iter().map(|object| (object.reference(), object.clone())).collect();
+    let mut seen: HashSet<_> = now.keys().cloned().collect();
+    for error in manifests.errors {
+        let Some(reference) = error.object.filter(|reference| seen.insert(reference.clone())) else { continue };
+        if let Some(last) = good.remove(&reference) {
+            objects.push(last.clone());
+            now.insert(reference, last);
+        } else if let Some(restrictive) = error.restrictive {
+            objects.push(*restrictive);
+        }
+    }
+    *good = now;
+    objects
+}
+
 fn load(dir: &Path) -> Result<manifest::Manifests, DaemonError> {
     manifest::load_dir(dir).map_err(|source| DaemonError::Manifests { path: dir.to_owned(), source })
 }
@@ -464,4 +474,34 @@ async fn agent_changed(state: &mut Option<watch::Receiver<agent::AgentState>>) {
         return;
     }
     std::future::pending::<()>().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+    use super::*;
+
+    #[test]
+    fn what_was_never_good_is_read_anew_and_what_was_good_stays() {
+        let mut good = HashMap::new();
+        let mut port = |spec: &str| {
+            let text = format!(
+                "apiVersion: policy.linkerd.io/v1beta3\nkind: Server\nmetadata: {{name: s, namespace: shop}}\nspec: {spec}\n"
+            );
+            match &usable(manifest::parse(Path::new("a.yaml"), &text), &mut good)[..] {
+                [Object::Server(server)] => server.spec.port.clone(),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(port("{podSelector: {}, port: 8080, accessPolicy: 1}"), IntOrString::Int(8080));
+        assert_eq!(port("{podSelector: {}, port: 9090, accessPolicy: 1}"), IntOrString::Int(9090));
+        assert_eq!(port("{podSelector: {}, port: 9090, accessPolicy: 1, proxyProtocol: 1}"), IntOrString::Int(9090));
+        assert_eq!(port("{podSelector: {}, port: 7070}"), IntOrString::Int(7070));
+        assert_eq!(port("{podSelector: {}, port: 9090, accessPolicy: 1}"), IntOrString::Int(7070));
+        assert_eq!(
+            port("{podSelector: {}, port: 9090, accessPolicy: alow, proxyProtocol: http}"),
+            IntOrString::Int(7070)
+        );
+    }
 }
