@@ -25,13 +25,14 @@ use super::{
 const POLICIES: &str = include_str!("policies.yaml");
 
 /// Ports of pods and of an ExternalWorkload, each with the name of its seed.
-const PORTS: [(&str, &str, u32); 7] = [
+const PORTS: [(&str, &str, u32); 8] = [
     ("http1", "shop:web-1", 8080),
     ("http2", "shop:web-1", 9091),
     ("grpc", "shop:web-1", 9090),
     ("tls", "shop:web-1", 9443),
     ("opaque", "shop:web-1", 3306),
     ("detect", "shop:web-2", 80),
+    ("detect_routes", "shop:web-1", 9092),
     ("external", r#"{"ns":"shop","external_workload":"vm"}"#, 8080),
 ];
 
