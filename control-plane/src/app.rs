@@ -334,6 +334,9 @@ impl Parts {
         args: &DestinationArgs,
         served: &Served,
     ) -> anyhow::Result<()> {
+        for (flag, reason) in args.without_effect.given() {
+            tracing::warn!(flag, reason, "a flag of Linkerd's that has no effect here");
+        }
         let listener = bind(args.destination_addr, "--destination-addr")?;
         self.bound.destination = Some(listener.local_addr()?);
         self.clusters(cluster, args, served);

@@ -1,5 +1,7 @@
 //! The command line, parsed once into the settings of each part.
 
+mod linkerd;
+
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::Context;
@@ -14,15 +16,24 @@ use crate::destination::{
     EndpointSettings,
     http2::{self, MeshedHttp2},
 };
+use linkerd::{WithoutEffect, listen_address};
 
 /// Weft's control plane: certificates, service discovery and policy for the proxies of a mesh.
 #[derive(Debug, Parser)]
-#[command(version, after_help = EXAMPLES)]
+#[command(version, after_help = EXAMPLES, args_override_self = true)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Command,
     #[command(flatten)]
     pub(crate) log: LogArgs,
+}
+
+impl Args {
+    /// Parses the process's command line; of a flag that is given twice, the last one counts. Exits with a message if
+    /// it is invalid.
+    pub(crate) fn of_process() -> Self {
+        Self::parse_from(linkerd::double_dashes(std::env::args_os()))
+    }
 }
 
 const EXAMPLES: &str = "\
@@ -142,7 +153,8 @@ pub(crate) struct ClusterArgs {
     #[arg(long, default_value = "cluster.local")]
     pub(crate) cluster_domain: String,
     /// The cluster's networks.
-    #[arg(long, value_delimiter = ',', default_values_t = inject::default_cluster_networks())]
+    #[arg(long, value_delimiter = ',', default_values_t = inject::default_cluster_networks(),
+        overrides_with = "cluster_networks")]
     pub(crate) cluster_networks: Vec<IpNet>,
     /// Ports that are opaque unless a manifest says otherwise.
     #[arg(long, default_value = ports::DEFAULT_OPAQUE_PORTS)]
@@ -212,7 +224,7 @@ impl SourceArgs {
 #[derive(Clone, Debug, ClapArgs)]
 pub(crate) struct DestinationArgs {
     /// Address of the destination service.
-    #[arg(long, default_value = "0.0.0.0:8086")]
+    #[arg(long, alias = "addr", default_value = "0.0.0.0:8086", value_parser = listen_address)]
     pub(crate) destination_addr: SocketAddr,
     /// How proxies reach meshed endpoints.
     #[arg(long, default_value = "transport-header")]
@@ -247,6 +259,8 @@ pub(crate) struct DestinationArgs {
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set, num_args = 0..=1,
         default_missing_value = "true")]
     pub(crate) enable_remote_discovery: bool,
+    #[command(flatten)]
+    pub(crate) without_effect: WithoutEffect,
 }
 
 impl DestinationArgs {
@@ -295,7 +309,7 @@ pub(crate) struct PolicyArgs {
     #[arg(long, default_value_t = DefaultPolicy::AllUnauthenticated)]
     pub(crate) default_inbound_policy: DefaultPolicy,
     /// Networks from which probes come.
-    #[arg(long, value_delimiter = ',', default_value = "0.0.0.0/0,::/0")]
+    #[arg(long, value_delimiter = ',', default_value = "0.0.0.0/0,::/0", overrides_with = "probe_networks")]
     pub(crate) probe_networks: Vec<IpNet>,
     /// Namespace whose EgressNetworks apply to clients of all namespaces that have none of their own.
     #[arg(long, default_value = "linkerd-egress")]
@@ -393,7 +407,7 @@ pub(crate) struct InjectorArgs {
 #[derive(Clone, Debug, ClapArgs)]
 pub(crate) struct AdminArgs {
     /// Address of /live, /ready, /ping and /metrics.
-    #[arg(long, default_value = "0.0.0.0:9990")]
+    #[arg(long, alias = "metrics-addr", default_value = "0.0.0.0:9990", value_parser = listen_address)]
     pub(crate) admin_addr: SocketAddr,
     /// Longest wait for streams and calls at shutdown.
     #[arg(long, default_value = "5s", value_parser = parse_option)]

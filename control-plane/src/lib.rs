@@ -26,7 +26,7 @@ mod webhook;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::CommandFactory;
 
 use args::{Args, Command};
 
@@ -34,7 +34,7 @@ use args::{Args, Command};
 ///
 /// Exits with 2 if the command line is invalid, with 1 if the command fails, otherwise with 0.
 pub fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = Args::of_process();
     let (command, log) = match args.command {
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Args::command(), "weft-control-plane", &mut std::io::stdout());

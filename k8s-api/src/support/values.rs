@@ -182,7 +182,7 @@ pub const VALUES: &[Value] = &[
     Value::new("configReaders", Unsupported, "users who may read ConfigMaps can read linkerd-config"),
 ];
 
-const ARGUMENTS: &str = "further flags of the container";
+const ARGUMENTS: &str = "further flags of the container, also in Linkerd's form";
 const ENVIRONMENT: &str = "further variables of the container";
 
 /// Values of older charts, and values that templates read and `values.yaml` does not list.
