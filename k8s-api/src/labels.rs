@@ -51,9 +51,11 @@ pub const TRUST_ROOT_SHA256: &str = "linkerd.io/trust-root-sha256";
 /// or with the hash of another certificate, belongs to somebody else and is left alone.
 pub const GENERATED_CERTIFICATE: &str = "weft.io/generated-certificate";
 
-/// Annotation that [`crate::manifest`] sets, in memory, in what stands for a policy of which a part has the wrong type.
-/// Its value is the problem.
+/// Annotation that [`crate::manifest`] sets, in memory, in what stands for a policy of which a part has the wrong type,
+/// or for a Server of which it cannot be read what it selects. Its value is the problem.
 pub const UNREADABLE: &str = "weft.io/unreadable";
+/// Annotation beside [`UNREADABLE`], if what stands for a Server selects more than what can be read of it.
+pub const UNREADABLE_SELECTION: &str = "weft.io/unreadable-selection";
 
 /// Prefix of Weft's own annotations.
 pub const OWN_PREFIX: &str = "weft.io/";

@@ -78,8 +78,9 @@ pub struct ManifestError {
     pub field: String,
     /// What was found and what was expected.
     pub problem: String,
-    /// For readers that must fail closed, the object: its unreadable parts deny. If not only values are invalid but
-    /// types, only policies have one, which allows nothing. To be used only if no good version of the object is known.
+    /// For readers that must fail closed, the object: its unreadable parts deny. If a type is wrong, or if what a Server
+    /// selects cannot be read, something stands for a policy that allows nothing, and for no other kind. To be used only
+    /// if no good version of the object is known.
     pub restrictive: Option<Box<Object>>,
 }
 
@@ -88,11 +89,11 @@ pub struct ManifestError {
 pub struct Unreadable {
     /// What is wrong with it, at least one problem.
     pub problems: Vec<Problem>,
-    /// The object: its unreadable parts deny. If not only values are invalid but types, only policies have one, which
-    /// allows nothing.
+    /// The object: its unreadable parts deny. If a type is wrong, or if what a Server selects cannot be read, something
+    /// stands for a policy that allows nothing, and for no other kind.
     pub restrictive: Option<Box<Object>>,
-    /// Whether only values are invalid, and not types.
-    pub is_typed: bool,
+    /// Whether `restrictive` is not the object but stands for it, so that a good version of it is better.
+    pub is_stand_in: bool,
 }
 
 /// A field that cannot be used.

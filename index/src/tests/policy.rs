@@ -328,6 +328,10 @@ fn a_server_with_a_wrong_type_denies_what_it_may_select_and_nothing_grants_more(
         ("the name of a port", json!({"port": "http", "accessPolicy": 1}), &[8080]),
         ("a port", json!({"port": []}), &[8080, 7070]),
         ("no port", json!({"port": null}), &[8080, 7070]),
+        ("a port of 0", json!({"port": 0}), &[8080, 7070]),
+        ("a port beyond the last", json!({"port": 80800, "accessPolicy": "all-unauthenticated"}), &[8080, 7070]),
+        ("what is no name of a port", json!({"port": "My_Port"}), &[8080, 7070]),
+        ("no selector", json!({"podSelector": null, "accessPolicy": "all-unauthenticated"}), &[8080]),
     ] {
         let world = world(grants.clone());
         world.apply(other.clone());

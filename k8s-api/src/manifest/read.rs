@@ -7,7 +7,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use super::{
     Ignored, Kind, Located, ManifestError, Manifests, Object, ObjectRef, Problem, Unreadable, check, documents, locate,
     object::{self, Reader},
-    restrictive::restrictive,
+    restrictive::{restrictive, stand_in},
 };
 use crate::field::FieldPath;
 
@@ -33,8 +33,7 @@ pub fn parse(file: &Path, text: &str) -> Manifests {
 /// list.
 ///
 /// # Errors
-/// Lists every field that cannot be used. [`Unreadable::restrictive`] is the rest of the object, for readers that must
-/// fail closed.
+/// Lists every field that cannot be used. [`Unreadable::restrictive`] is for readers that must fail closed.
 pub fn from_api(kind: Kind, value: serde_json::Value) -> Result<Object, Unreadable> {
     let item = Item(value);
     let object = object::read(kind, &item).map_err(|failure| {
@@ -43,7 +42,7 @@ pub fn from_api(kind: Kind, value: serde_json::Value) -> Result<Object, Unreadab
         Unreadable {
             problems: vec![Problem { field: failure.field, problem: failure.problem }],
             restrictive: restrictive.map(Box::new),
-            is_typed: false,
+            is_stand_in: true,
         }
     })?;
     let problems: Vec<_> = check::check(&object)
@@ -53,7 +52,9 @@ pub fn from_api(kind: Kind, value: serde_json::Value) -> Result<Object, Unreadab
     if problems.is_empty() {
         return Ok(object);
     }
-    Err(Unreadable { problems, restrictive: Some(Box::new(object)), is_typed: true })
+    let stand_in = stand_in(&object);
+    let is_stand_in = stand_in.is_some();
+    Err(Unreadable { problems, restrictive: Some(Box::new(stand_in.unwrap_or(object))), is_stand_in })
 }
 
 /// The part of every object that identifies it.
@@ -257,11 +258,12 @@ impl Document<'_> {
         if found.is_empty() {
             return out.objects.push(Located { object, file: self.file.clone(), line: self.first_line() });
         }
+        let restrictive = stand_in(&object).unwrap_or(object);
         for invalid in found {
             let field = invalid.field.under(outer.clone());
             let failure = Failure { at: self.locate(&field), field: field.to_string(), problem: invalid.problem };
             let mut error = self.error(failure, Some(reference.clone()));
-            error.restrictive = Some(Box::new(object.clone()));
+            error.restrictive = Some(Box::new(restrictive.clone()));
             out.errors.push(error);
         }
     }

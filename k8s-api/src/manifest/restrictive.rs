@@ -1,6 +1,6 @@
-//! What stands for a policy of which a part has the wrong type, and that was never read in a good state: it selects
-//! what the policy may select, as far as that can be read, and allows nothing. Without it, what the policy restricts
-//! would have the default policy.
+//! What stands for a policy of which a part has the wrong type, or for a Server of which it cannot be read what it
+//! selects, if it was never read in a good state: it selects what the policy may select, as far as that can be read,
+//! and allows nothing. Without it, what the policy restricts would have the default policy.
 //!
 //! Kinds that only allow are left out, because their absence denies; so are kinds that are no policies.
 
@@ -18,6 +18,7 @@ use crate::{
         EVERY_PORT, EgressNetwork, EgressNetworkSpec, HttpLocalRateLimitPolicy, HttpLocalRateLimitPolicySpec,
         RateLimit, Server, ServerSpec,
         route::{GatewayHttpRoute, GrpcRoute, HttpRoute, ParentReference, TcpRoute, TlsRoute},
+        validate,
     },
     ports,
 };
@@ -27,8 +28,13 @@ use crate::{
 pub(super) fn restrictive(reference: &ObjectRef, value: &Value, problem: String) -> Option<Object> {
     let name = reference.name.as_str();
     let spec = &value["spec"];
+    let mut is_widened = false;
     let mut object = match reference.kind {
-        Kind::Server => Object::Server(Server::new(name, server(spec))),
+        Kind::Server => {
+            let (spec, more) = server(spec);
+            is_widened = more;
+            Object::Server(Server::new(name, spec))
+        }
         Kind::HttpLocalRateLimitPolicy => {
             Object::HttpLocalRateLimitPolicy(HttpLocalRateLimitPolicy::new(name, rate_limit(spec)?))
         }
@@ -50,27 +56,42 @@ pub(super) fn restrictive(reference: &ObjectRef, value: &Value, problem: String)
     }
     metadata.name = Some(name.to_owned());
     metadata.namespace.clone_from(&reference.namespace);
-    metadata.annotations.get_or_insert_default().insert(labels::UNREADABLE.to_owned(), problem);
+    let annotations = metadata.annotations.get_or_insert_default();
+    if is_widened {
+        annotations.insert(labels::UNREADABLE_SELECTION.to_owned(), problem.clone());
+    }
+    annotations.insert(labels::UNREADABLE.to_owned(), problem);
     Some(object)
 }
 
-fn server(spec: &Value) -> ServerSpec {
-    let everything = || Some(LabelSelector::default());
-    let selector = |name: &str| match &spec[name] {
-        Value::Null => None,
-        selector => part(selector).or_else(everything),
+/// What stands for an object whose types are right, if what it selects cannot be read.
+pub(super) fn stand_in(object: &Object) -> Option<Object> {
+    let Object::Server(server) = object else { return None };
+    let problem = validate::server_selection(server).into_iter().next()?;
+    restrictive(&object.reference(), &serde_json::to_value(server).ok()?, problem.to_string())
+}
+
+/// All that a Server may select, and whether that may be more than what it selects.
+fn server(spec: &Value) -> (ServerSpec, bool) {
+    let mut is_widened = false;
+    let has_selector = ["podSelector", "externalWorkloadSelector"].iter().any(|name| !spec[name].is_null());
+    let mut selector = |name: &str| match &spec[name] {
+        Value::Null if has_selector => None,
+        selector => part(selector).or_else(|| {
+            is_widened = true;
+            Some(LabelSelector::default())
+        }),
     };
+    let (pod_selector, external_workload_selector) = (selector("podSelector"), selector("externalWorkloadSelector"));
     let is_port = |port: &IntOrString| match port {
         IntOrString::Int(number) => (1..=65535).contains(number),
         IntOrString::String(name) => ports::is_port_name(name),
     };
-    let is_readable = spec.is_object();
-    ServerSpec {
-        pod_selector: if is_readable { selector("podSelector") } else { everything() },
-        external_workload_selector: if is_readable { selector("externalWorkloadSelector") } else { everything() },
-        port: part(&spec["port"]).filter(is_port).unwrap_or(EVERY_PORT),
-        ..ServerSpec::default()
-    }
+    let port = part(&spec["port"]).filter(is_port).unwrap_or_else(|| {
+        is_widened = true;
+        EVERY_PORT
+    });
+    (ServerSpec { pod_selector, external_workload_selector, port, ..ServerSpec::default() }, is_widened)
 }
 
 /// The smallest limit there is. Without its target, it is about nothing.

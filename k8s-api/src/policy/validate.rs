@@ -15,7 +15,7 @@ pub use authorization::authorization_policy;
 pub use egress_network::egress_network;
 pub use rate_limit::http_local_rate_limit_policy;
 pub use route::{gateway_http_route, grpc_route, http_route, tcp_route, tls_route};
-pub use server::{server, server_authorization};
+pub use server::{server, server_authorization, server_selection};
 
 use super::Network;
 use crate::field::{FieldPath, Invalid};

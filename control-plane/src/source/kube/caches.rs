@@ -3,9 +3,9 @@
 //! Of every object it knows only the existence and the version; the content is the index's concern.
 //!
 //! An unreadable object never allows anything. If its types are right, its strictest reading is applied. If they are
-//! not, an authorization or authentication is treated as absent, which denies. Every other object keeps its last good
-//! state: without a Server, a route, a rate limit or an EgressNetwork, more would be allowed. Where there is none, as
-//! after a restart, something stands for these that allows nothing.
+//! not, or if it cannot be read what a Server selects, an authorization or authentication is treated as absent, which
+//! denies. Every other object keeps its last good state: without a Server, a route, a rate limit or an EgressNetwork,
+//! more would be allowed. Where there is none, as after a restart, something stands for these that allows nothing.
 
 use std::collections::{HashMap, HashSet};
 
@@ -61,7 +61,8 @@ struct Known {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Applied {
     Nothing,
-    /// What stands for it, because a part of it has always had the wrong type.
+    /// What stands for it, because a part of it has always had the wrong type, or because it was always unknown what it
+    /// selects.
     Restrictive,
     /// Its last state with the right types.
     Good,
@@ -177,7 +178,7 @@ impl Cache {
             Ok(object) => (Some(object), Applied::Good, None),
             Err(unreadable) => {
                 let problem = problems(&unreadable);
-                let applied = if unreadable.is_typed { Applied::Good } else { Applied::Restrictive };
+                let applied = if unreadable.is_stand_in { Applied::Restrictive } else { Applied::Good };
                 (unreadable.restrictive.map(|object| *object), applied, Some(problem))
             }
         };
@@ -401,6 +402,10 @@ mod tests {
         );
         // Wrong types: the Server keeps its last state.
         world.check(servers, vec![Changed(server("s", 2, json!({"podSelector": 1, "port": 80})))], "");
+        // The same if it is unknown what it selects.
+        for (version, spec) in [(21, json!({"podSelector": {}, "port": 80800})), (22, json!({"port": 80}))] {
+            world.check(servers, vec![Changed(server("s", version, spec))], "");
+        }
         world.check(servers, vec![Changed(server("s", 3, good()))], "+s");
         // An authentication with wrong types is treated as absent, and is back when it is readable.
         world.check(networks, vec![Changed(network(1, "10.0.0.0/8"))], "+n");

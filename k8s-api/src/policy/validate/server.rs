@@ -12,6 +12,23 @@ use crate::{
 /// The problems of a Server.
 pub fn server(server: &Server) -> Vec<Invalid> {
     let spec = &server.spec;
+    let mut found = server_selection(server);
+    if spec.protocol().is_none() {
+        let name = spec.proxy_protocol.as_deref().unwrap_or_default();
+        found.push(
+            FieldPath::of("spec.proxyProtocol")
+                .invalid(format!("unknown protocol {name:?}, expected unknown, HTTP/1, HTTP/2, gRPC, opaque or TLS")),
+        );
+    }
+    if let Err(error) = spec.access() {
+        found.push(FieldPath::of("spec.accessPolicy").invalid(error));
+    }
+    found
+}
+
+/// The problems of what a Server selects: with one of them, it is unknown which ports it is about.
+pub fn server_selection(server: &Server) -> Vec<Invalid> {
+    let spec = &server.spec;
     let mut found = Vec::new();
     match (&spec.pod_selector, &spec.external_workload_selector) {
         (None, None) => {
@@ -31,16 +48,6 @@ pub fn server(server: &Server) -> Vec<Invalid> {
         IntOrString::String(name) if ports::is_port_name(name) => {}
         IntOrString::String(name) => found
             .push(FieldPath::of("spec.port").invalid(format!("bad port {name:?}, expected 1-65535 or a port name"))),
-    }
-    if spec.protocol().is_none() {
-        let name = spec.proxy_protocol.as_deref().unwrap_or_default();
-        found.push(
-            FieldPath::of("spec.proxyProtocol")
-                .invalid(format!("unknown protocol {name:?}, expected unknown, HTTP/1, HTTP/2, gRPC, opaque or TLS")),
-        );
-    }
-    if let Err(error) = spec.access() {
-        found.push(FieldPath::of("spec.accessPolicy").invalid(error));
     }
     found
 }
