@@ -140,9 +140,11 @@ pub(super) struct ServerRecord {
     pub(super) labels: BTreeMap<String, String>,
     pub(super) created: Option<Timestamp>,
     pub(super) spec: ServerSpec,
-    /// Whether it stands for one of which a part has the wrong type. It admits nobody: what grants something to the
-    /// Server may not grant it to all that this one selects.
+    /// Whether it stands for one that cannot be read. It admits nobody: what grants something to the Server may not
+    /// grant it to all that this one selects.
     pub(super) is_unreadable: bool,
+    /// Whether it may select more than the one for which it stands.
+    pub(super) is_widened: bool,
 }
 
 impl DefaultPolicyAnnotation {
@@ -216,6 +218,7 @@ impl ServerRecord {
             created: created(&server.metadata),
             spec: server.spec.clone(),
             is_unreadable: annotation(&server.metadata, labels::UNREADABLE).is_some(),
+            is_widened: annotation(&server.metadata, labels::UNREADABLE_SELECTION).is_some(),
         }
     }
 }

@@ -10,12 +10,12 @@ use weft_k8s_api::{
 use super::{records::ServerRecord, selectable::Selectable, store::Store};
 
 /// The Server that selects a workload's port: of several the oldest, then the first by name (Linkerd's
-/// order). One that cannot be read, and may select too much, comes last.
+/// order). One that may select too much, because its port or a selector cannot be read, comes last.
 pub(super) fn server<'a>(store: &'a Store, selectable: Selectable<'a>, port: u16) -> Option<&'a Arc<ServerRecord>> {
     let servers = store.policies(selectable.namespace())?.servers.selecting(selectable);
     let is_of_every_port = |server: &ServerRecord| server.is_unreadable && server.spec.port == EVERY_PORT;
     let of_port = servers.filter(|server| is_of_every_port(server) || selectable.port_is(&server.spec.port, port));
-    let order = |server: &'a ServerRecord| (server.is_unreadable, server.created, &server.key.name);
+    let order = |server: &'a ServerRecord| (server.is_widened, server.created, &server.key.name);
     of_port.min_by(|a, b| order(a).cmp(&order(b)))
 }
 

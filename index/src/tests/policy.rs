@@ -356,6 +356,16 @@ fn a_server_with_a_wrong_type_denies_what_it_may_select_and_nothing_grants_more(
 }
 
 #[test]
+fn an_unreadable_server_yields_to_others_only_if_it_may_select_too_much() {
+    for (spec, decides) in [(json!({"proxyProtocol": []}), "a"), (json!({"port": []}), "b")] {
+        let world = world([server("b", json!({"accessPolicy": "all-unauthenticated"}))]);
+        world.apply_unreadable(&server("a", spec));
+        let found = world.index().watch_inbound(&web_1(), 8080).unwrap().borrow().clone().unwrap();
+        assert_eq!(found.policy.origin, Origin::Server(decides.to_owned()));
+    }
+}
+
+#[test]
 fn a_server_whose_spec_is_none_denies_every_port_of_its_namespace() {
     let world = world([]);
     let mut unreadable = server("s", json!({}));
