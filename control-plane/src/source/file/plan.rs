@@ -20,6 +20,8 @@ pub(super) struct Plan {
 struct Applied {
     object: Object,
     file: Arc<Path>,
+    /// Whether it was read as it is, and is not the strictest reading of a document that was never good.
+    is_good: bool,
 }
 
 impl Plan {
@@ -39,7 +41,7 @@ impl Plan {
                 );
                 continue;
             }
-            self.apply(&reference, &located.object, &located.file, &mut events);
+            self.apply(&reference, &located.object, &located.file, true, &mut events);
             present.insert(reference);
         }
         let mut damaged: HashSet<PathBuf> = HashSet::new();
@@ -49,12 +51,13 @@ impl Plan {
                 damaged.insert(error.file.to_path_buf());
                 continue;
             };
-            if !present.insert(reference.clone()) || self.applied.contains_key(reference) {
+            let is_good = self.applied.get(reference).is_some_and(|applied| applied.is_good);
+            if !present.insert(reference.clone()) || is_good {
                 continue;
             }
             // Never read in a good state: its strictest reading is safer than none, which would be the default policy.
             if let Some(object) = &error.restrictive {
-                self.apply(reference, object, &error.file, &mut events);
+                self.apply(reference, object, &error.file, false, &mut events);
             }
         }
         let kept = |applied: &Applied| damaged.contains(&*applied.file);
@@ -66,13 +69,20 @@ impl Plan {
         events
     }
 
-    fn apply(&mut self, reference: &ObjectRef, object: &Object, file: &Arc<Path>, events: &mut Vec<Event>) {
+    fn apply(
+        &mut self,
+        reference: &ObjectRef,
+        object: &Object,
+        file: &Arc<Path>,
+        is_good: bool,
+        events: &mut Vec<Event>,
+    ) {
         let known = self.applied.get_mut(reference);
         if let Some(applied) = known.filter(|applied| applied.object == *object) {
-            applied.file = file.clone();
+            (applied.file, applied.is_good) = (file.clone(), is_good);
             return;
         }
-        self.applied.insert(reference.clone(), Applied { object: object.clone(), file: file.clone() });
+        self.applied.insert(reference.clone(), Applied { object: object.clone(), file: file.clone(), is_good });
         events.push(Event::Apply(Box::new(object.clone())));
     }
 }
@@ -136,6 +146,16 @@ mod tests {
     #[test]
     fn a_server_that_was_never_readable_is_applied_for_its_denial() {
         check(&mut Plan::default(), &[("1.yaml", server("alow"))], "+s");
-        check(&mut Plan::default(), &[("1.yaml", server("alow").replace("port: 80", "port: []"))], "+s");
+        let mut plan = Plan::default();
+        let on = |port: &str| server("alow").replace("port: 80", &format!("port: {port}"));
+        check(&mut plan, &[("1.yaml", on("[]"))], "+s");
+        // Until it can be read, the newest version counts.
+        check(&mut plan, &[("1.yaml", on("80"))], "+s");
+        check(&mut plan, &[("1.yaml", on("80"))], "");
+        check(&mut plan, &[("1.yaml", on("90"))], "+s");
+        check(&mut plan, &[("1.yaml", server("deny"))], "+s");
+        check(&mut plan, &[("1.yaml", on("90"))], "");
+        check(&mut plan, &[("1.yaml", on("80800"))], "");
+        check(&mut plan, &[], "-s");
     }
 }
