@@ -339,6 +339,15 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn only_root_may_use_the_socket() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("run/agent.sock");
+        let _listener = listen(&path).unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{mode:o}");
+    }
+
+    #[tokio::test]
     async fn probes_are_answered_on_the_addresses_that_are_named_and_no_others() {
         assert!(listening(&[]).await.is_empty());
         let found = listening(&["127.0.0.1:0", "127.0.0.2:0", "127.0.0.2:0"]).await;
