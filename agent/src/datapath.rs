@@ -22,6 +22,7 @@ pub(crate) mod handle;
 pub(crate) mod keep;
 pub(crate) mod listeners;
 pub(crate) mod lock;
+pub(crate) mod looks;
 pub(crate) mod maps;
 pub(crate) mod migrate;
 mod netlink;

@@ -9,7 +9,6 @@
 //! Decisions are in [`plan`], which is synchronous; this file waits and acts. Refuses to withdraw pods: see [`plan`].
 
 mod locate;
-mod looks;
 pub(crate) mod metrics;
 mod owner;
 mod plan;
@@ -35,7 +34,6 @@ use weft_runtime::{error::chain, readiness::Gate};
 
 use self::{
     locate::{LocateError, Locator, Sandbox},
-    looks::Looks,
     metrics::EnrolmentSeconds,
     plan::Plan,
     pod::MeshedPod,
@@ -50,6 +48,7 @@ use crate::{
     cgroup::AttachPoint,
     datapath::{
         handle::Handle,
+        looks::{Looks, Meter},
         rules::{PodName, Rules},
     },
 };
@@ -188,9 +187,15 @@ pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outp
 
 /// Locates a pod on the node and enrols it. A pod's processes may delay the enrolment for seconds, but delay no other
 /// pod.
-async fn attempt(outputs: &Outputs, locator: &Locator, looks: &Looks, pod: &MeshedPod) -> Result<Enrolment, Problem> {
+async fn attempt(
+    outputs: &Outputs,
+    locator: &Locator,
+    looks: &Looks<String>,
+    pod: &MeshedPod,
+) -> Result<Enrolment, Problem> {
     let (look_for, locator) = (pod.clone(), locator.clone());
-    let (sandbox, rules, found) = looks.run(&pod.uid, move || locate(&locator, &look_for)).await??;
+    let looked = looks.run(&pod.uid, move |meter| locate(&locator, &look_for, meter)).await;
+    let (sandbox, rules, found) = looked.map_err(|error| Problem::Failed(error.to_string()))??;
     let Sandbox { netns, proxy, age } = sandbox;
     let done = outputs.datapath.enrol(netns, rules).await.map_err(|error| Problem::Failed(chain(&error)))?;
     if !done.changed {
@@ -223,9 +228,9 @@ async fn attempt(outputs: &Outputs, locator: &Locator, looks: &Looks, pod: &Mesh
 }
 
 /// Finds a pod on the node, and completes its rules with what was found there.
-fn locate(locator: &Locator, pod: &MeshedPod) -> Result<(Sandbox, Rules, Instant), Problem> {
+fn locate(locator: &Locator, pod: &MeshedPod, meter: &mut Meter) -> Result<(Sandbox, Rules, Instant), Problem> {
     let redirection = pod.rules.as_ref().map_err(|error| Problem::Annotation(error.clone()))?;
-    let sandbox = locator.find(pod, redirection).map_err(|error| match error {
+    let sandbox = locator.find(pod, redirection, meter).map_err(|error| match error {
         LocateError::Read { .. } | LocateError::Netns(_) | LocateError::NoPodCgroups => Problem::Failed(chain(&error)),
         _ => Problem::NotYet(error.to_string()),
     })?;

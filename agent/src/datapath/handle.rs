@@ -26,6 +26,7 @@ use super::{
     events::RingEvents,
     explain::{Answer, Question},
     keep::Found,
+    looks::Looks,
     netns::Netns,
     rules::{PodName, Rules},
     sample::{Losses, Sample},
@@ -151,6 +152,8 @@ pub(crate) struct Handle {
     names: watch::Receiver<Names>,
     facts: Arc<Facts>,
     turns: Turns,
+    /// Of searches for listeners, by the namespace's cookie.
+    looks: Arc<Looks<u64>>,
 }
 
 /// A call. It returns a function that answers its caller, which runs after the names are published, so that the caller
@@ -181,7 +184,7 @@ impl Handle {
                 }
             }
         })?;
-        Ok(Self { calls, names, facts, turns: Turns::default() })
+        Ok(Self { calls, names, facts, turns: Turns::default(), looks: Arc::default() })
     }
 
     /// Queues a call for the owner, and waits for its result.
@@ -248,7 +251,9 @@ impl Handle {
         in_force: bool,
     ) -> Result<Vec<TakenListener>, DatapathError> {
         let (cookie, turn) = (netns.cookie, self.turns.take(netns.cookie)?);
-        let Some(wanted) = takeover::look(Arc::clone(netns), search.clone()).await? else { return Ok(Vec::new()) };
+        let Some(wanted) = takeover::look(&self.looks, Arc::clone(netns), search.clone()).await? else {
+            return Ok(Vec::new());
+        };
         if in_force {
             let again = self.call(move |kernel| kernel.search_again(cookie)).await?;
             let Some(again) = again else { return Ok(Vec::new()) };

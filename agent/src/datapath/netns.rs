@@ -3,7 +3,7 @@
 //!
 //! A pod determines how much there is to say about its namespace. So every visit has a deadline, visits of several
 //! namespaces run side by side, and the search for namespaces that are gone, which enters all of the node's, has a
-//! thread of its own.
+//! thread of its own. The time that a visit takes counts as its pod's ([`looks`](super::looks)).
 
 use std::{
     collections::BTreeSet,
@@ -28,6 +28,7 @@ use weft_runtime::error::chain;
 use crate::datapath::{
     addresses,
     cookies::{self, Cookies},
+    looks::{Meter, processor_time},
     sock_diag::{self, Listening},
 };
 
@@ -92,17 +93,17 @@ impl Netns {
     /// See [`NetnsError`]; `Open` with `NotFound` when the namespace does not exist.
     pub(crate) fn open(path: &Path, cookies: &Cookies) -> Result<Self, NetnsError> {
         let file = File::open(path).map_err(|source| NetnsError::Open { path: path.display().to_string(), source })?;
-        Self::enter(file, path, cookies)
+        Self::enter(file, path, cookies, &mut Meter::start())
     }
 
     /// Queries an open namespace; the path is for messages.
     ///
     /// # Errors
     /// See [`NetnsError`].
-    pub(crate) fn enter(file: File, path: &Path, cookies: &Cookies) -> Result<Self, NetnsError> {
+    pub(crate) fn enter(file: File, path: &Path, cookies: &Cookies, meter: &mut Meter) -> Result<Self, NetnsError> {
         let text = path.display().to_string();
         let questions = |deadline| (cookies::inside(), addresses::own(deadline));
-        let answers = inside(&file, questions);
+        let answers = inside(&file, meter, questions);
         let (socket, addresses) = answers.map_err(|source| NetnsError::Enter { path: text.clone(), source })?;
         let socket = socket.map_err(|source| NetnsError::Cookie { path: text.clone(), source })?;
         let addresses = addresses.map_err(|source| NetnsError::Addresses { path: text.clone(), source })?;
@@ -114,8 +115,12 @@ impl Netns {
     ///
     /// # Errors
     /// When the namespace cannot be entered, or its kernel does not answer in time.
-    pub(crate) fn listening(&self, wanted: impl Fn(&Listening) -> bool + Send + 'static) -> io::Result<Vec<Listening>> {
-        inside(&self.file, |deadline| sock_diag::listening(deadline, wanted))?
+    pub(crate) fn listening(
+        &self,
+        meter: &mut Meter,
+        wanted: impl Fn(&Listening) -> bool + Send + 'static,
+    ) -> io::Result<Vec<Listening>> {
+        inside(&self.file, meter, |deadline| sock_diag::listening(deadline, wanted))?
     }
 }
 
@@ -123,21 +128,29 @@ impl Netns {
 ///
 /// # Errors
 /// When it cannot be entered.
-fn inside<T: Send + 'static>(namespace: &File, ask: impl FnOnce(Instant) -> T + Send + 'static) -> io::Result<T> {
+fn inside<T: Send + 'static>(
+    namespace: &File,
+    meter: &mut Meter,
+    ask: impl FnOnce(Instant) -> T + Send + 'static,
+) -> io::Result<T> {
     let (answer, answered) = mpsc::sync_channel(1);
     let (home, namespace) = (File::open("/proc/self/ns/net")?, namespace.try_clone()?);
     let visit: Visit = Box::new(move || {
+        let start = processor_time();
         let entered = setns(&namespace, CloneFlags::CLONE_NEWNET);
         let answers = entered.map(|()| ask(Instant::now() + VISIT));
         // A namespace lives as long as a thread is inside.
         let left = setns(&home, CloneFlags::CLONE_NEWNET);
+        let took = processor_time().saturating_sub(start);
         // The caller waits for it.
-        let _ = answer.send(left.and(answers).map_err(io::Error::from));
+        let _ = answer.send((left.and(answers).map_err(io::Error::from), took));
     });
     let ended = |_| io::Error::other("the thread that enters network namespaces ended");
     let visits = VISITS.as_ref().map_err(|error| io::Error::new(error.kind(), error.to_string()))?;
     visits.send(visit).map_err(|_| ended(RecvError))?;
-    answered.recv().map_err(ended)?
+    let (answers, took) = answered.recv().map_err(ended)?;
+    meter.add(took);
+    answers
 }
 
 /// Those of these namespaces in which no process lives; none of them if the search is incomplete, because a namespace
@@ -208,6 +221,7 @@ mod tests {
     use std::sync::Barrier;
 
     use super::*;
+    use crate::datapath::looks::tests::{is_long, work_for_long};
 
     /// Which of 71 and 72 is absent, and the number of queries, given processes by number, each with its namespace's
     /// inode (`None` if it has exited) and the cookie (`None` if the query fails), and the number of queries before it
@@ -255,6 +269,16 @@ mod tests {
     #[test]
     fn a_process_that_exited_before_the_search_counts_for_nothing() {
         assert_eq!(absent_of(&[(None, None), (Some(1), Some(71))], 9).0, [72]);
+    }
+
+    #[test]
+    fn the_time_of_a_visit_counts_as_its_pods() {
+        let own = File::open("/proc/self/ns/net").unwrap();
+        let mut meter = Meter::start();
+        inside(&own, &mut meter, |_| ()).unwrap();
+        assert!(!is_long(&meter), "{meter:?}");
+        inside(&own, &mut meter, |_| work_for_long()).unwrap();
+        assert!(is_long(&meter), "{meter:?}");
     }
 
     #[test]

@@ -42,7 +42,11 @@ use tokio::{
 
 use crate::{
     cgroup,
-    datapath::{netns::Netns, sock_diag::Listening},
+    datapath::{
+        looks::{Looks, Meter},
+        netns::Netns,
+        sock_diag::Listening,
+    },
 };
 
 /// The subcommand under which the agent starts itself as the child process.
@@ -145,12 +149,18 @@ impl Drop for Turn {
     }
 }
 
-/// Looks for a proxy's listeners. Finding none is not an error: most pods are enrolled before their proxy starts.
+/// Looks for a proxy's listeners, when it is its namespace's turn. Finding none is not an error: most pods are enrolled
+/// before their proxy starts.
 ///
 /// # Errors
 /// See [`TakeoverError`].
-pub(crate) async fn look(netns: Arc<Netns>, search: Search) -> Result<Option<Wanted>, TakeoverError> {
-    let looked = tokio::task::spawn_blocking(move || look_now(&netns, &search)).await;
+pub(crate) async fn look(
+    looks: &Looks<u64>,
+    netns: Arc<Netns>,
+    search: Search,
+) -> Result<Option<Wanted>, TakeoverError> {
+    let cookie = netns.cookie;
+    let looked = looks.run(&cookie, move |meter| look_now(&netns, &search, meter)).await;
     looked.map_err(|_| TakeoverError::Panicked)?
 }
 
@@ -195,14 +205,15 @@ async fn take_in_child(wanted: &Wanted, turn: Turn) -> Result<(Vec<TakenListener
     taken.map_err(|_| TakeoverError::Hangs)?.map_err(TakeoverError::Start)
 }
 
-fn look_now(netns: &Netns, search: &Search) -> Result<Option<Wanted>, TakeoverError> {
+fn look_now(netns: &Netns, search: &Search, meter: &mut Meter) -> Result<Option<Wanted>, TakeoverError> {
     let wanted = search.clone();
-    let listeners = netns.listening(move |one| is_of_proxy(one, &wanted)).map_err(TakeoverError::Ask)?;
+    let listeners = netns.listening(meter, move |one| is_of_proxy(one, &wanted)).map_err(TakeoverError::Ask)?;
     // Usually there are none yet, and the node may have thousands of processes.
     if listeners.is_empty() {
         return Ok(None);
     }
-    Ok(Some(Wanted { listeners, pids: processes(netns, search).map_err(TakeoverError::Processes)? }))
+    let pids = meter.leave_out(|| processes(netns, search)).map_err(TakeoverError::Processes)?;
+    Ok(Some(Wanted { listeners, pids }))
 }
 
 /// Whether a listener may be a proxy's: created by its user, on its ports, with a descriptor in some process.

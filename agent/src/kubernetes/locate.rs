@@ -29,6 +29,7 @@ use crate::{
     datapath::{
         addresses::is_link_local,
         cookies::Cookies,
+        looks::Meter,
         netns::{Netns, NetnsError},
         rules::Proxy,
     },
@@ -102,10 +103,10 @@ impl Locator {
     }
 
     /// Locates a pod, and its proxy according to its rules.
-    pub(super) fn find(&self, pod: &MeshedPod, rules: &Redirection) -> Result<Sandbox, LocateError> {
+    pub(super) fn find(&self, pod: &MeshedPod, rules: &Redirection, meter: &mut Meter) -> Result<Sandbox, LocateError> {
         let uid = pod.uid.as_str();
         let mut processes = Vec::new();
-        for pid in self.pids(uid)? {
+        for pid in self.pids(uid, meter)? {
             // A process that has exited is not the one that holds the namespaces.
             if let Some(start_ticks) = self.start_ticks(pid) {
                 processes.push(Process { start_ticks, pid });
@@ -125,10 +126,10 @@ impl Locator {
             }
             let proxy = self.proxy(pid, pod, rules)?;
             // The pid may have been reused before the file was opened.
-            if !self.pids(uid)?.contains(&pid) || self.start_ticks(pid) != Some(start_ticks) {
+            if !self.has_process(uid, pid)? || self.start_ticks(pid) != Some(start_ticks) {
                 return Err(LocateError::Ended { pid });
             }
-            let netns = Netns::enter(file, &path, &self.cookies)?;
+            let netns = Netns::enter(file, &path, &self.cookies, meter)?;
             if netns.addresses.iter().all(is_link_local) {
                 return Err(LocateError::NoAddress);
             }
@@ -143,27 +144,33 @@ impl Locator {
     }
 
     /// The pod's processes, with the node's pids.
-    fn pids(&self, uid: &str) -> Result<Vec<u32>, LocateError> {
+    fn pids(&self, uid: &str, meter: &mut Meter) -> Result<Vec<u32>, LocateError> {
         if self.attach.is_root {
-            return self.pids_by_membership(uid);
+            // Takes time for each process of the node.
+            return meter.leave_out(|| self.pids_by_membership(uid));
         }
+        self.pids_by_cgroup(uid)
+    }
+
+    fn has_process(&self, uid: &str, pid: u32) -> Result<bool, LocateError> {
+        if self.attach.is_root { Ok(self.is_member(uid, pid)) } else { Ok(self.pids_by_cgroup(uid)?.contains(&pid)) }
+    }
+
+    fn pids_by_cgroup(&self, uid: &str) -> Result<Vec<u32>, LocateError> {
         let Some(pod) = self.pod_cgroup(uid) else { return Ok(Vec::new()) };
         Ok(populated(children(&pod)?)?.into_iter().flat_map(|(_, pids)| pids).collect())
     }
 
     /// Without a cgroup2 tree of pods: the processes with the pod's uid in any hierarchy.
     fn pids_by_membership(&self, uid: &str) -> Result<Vec<u32>, LocateError> {
-        let mut pids = Vec::new();
-        for entry in fs::read_dir(&self.proc).map_err(|source| reading(&self.proc, source))? {
-            let Some(pid) = entry.ok().and_then(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) else {
-                continue;
-            };
-            let membership = fs::read_to_string(self.proc.join(pid.to_string()).join("cgroup")).unwrap_or_default();
-            if membership.contains(uid) || membership.contains(&uid.replace('-', "_")) {
-                pids.push(pid);
-            }
-        }
-        Ok(pids)
+        let entries = fs::read_dir(&self.proc).map_err(|source| reading(&self.proc, source))?;
+        let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        Ok(pids.filter(|pid| self.is_member(uid, *pid)).collect())
+    }
+
+    fn is_member(&self, uid: &str, pid: u32) -> bool {
+        let membership = fs::read_to_string(self.proc.join(pid.to_string()).join("cgroup")).unwrap_or_default();
+        membership.contains(uid) || membership.contains(&uid.replace('-', "_"))
     }
 
     /// Field 22 of /proc/PID/stat (proc(5)): clock ticks after boot.
@@ -304,6 +311,7 @@ mod tests {
     use weft_k8s_api::inject::RedirectionDefaults;
 
     use super::*;
+    use crate::datapath::looks::tests::is_long;
 
     #[test]
     fn reads_the_start_behind_a_strange_name() {
@@ -333,7 +341,7 @@ mod tests {
         let attach = AttachPoint::given(directory.path().to_path_buf());
         let locator = Locator::new(attach, Cookies::Kernel).unwrap();
         let (pod, rules) = pod("u", None);
-        assert!(matches!(locator.find(&pod, &rules), Err(LocateError::NoProcess)));
+        assert!(matches!(locator.find(&pod, &rules, &mut Meter::start()), Err(LocateError::NoProcess)));
     }
 
     #[test]
@@ -348,10 +356,10 @@ mod tests {
                 fs::write(pod.join(cgroup).join("cgroup.procs"), "").unwrap();
             }
             let locator = Locator::new(AttachPoint::given(kubepods), Cookies::Kernel).unwrap();
-            assert_eq!(locator.pids("11-22").unwrap(), [0; 0], "{container}");
+            assert_eq!(locator.pids_by_cgroup("11-22").unwrap(), [0; 0], "{container}");
             fs::write(pod.join(container).join("cgroup.procs"), "0\n4711\n").unwrap();
-            assert_eq!(locator.pids("11-22").unwrap(), [4711], "{container}");
-            assert_eq!(locator.pids("11-23").unwrap(), [0; 0], "another pod");
+            assert_eq!(locator.pids_by_cgroup("11-22").unwrap(), [4711], "{container}");
+            assert_eq!(locator.pids_by_cgroup("11-23").unwrap(), [0; 0], "another pod");
         }
     }
 
@@ -363,7 +371,29 @@ mod tests {
         fs::write(container.join("cgroup.procs"), format!("0\n{}\n", std::process::id())).unwrap();
         let locator = Locator::new(AttachPoint::given(directory.path().to_path_buf()), Cookies::Kernel).unwrap();
         let (pod, rules) = pod("11-22", None);
-        assert!(matches!(locator.find(&pod, &rules), Err(LocateError::HostNetns)));
+        assert!(matches!(locator.find(&pod, &rules, &mut Meter::start()), Err(LocateError::HostNetns)));
+    }
+
+    #[test]
+    fn the_nodes_processes_do_not_count_as_the_pods() {
+        let directory = tempfile::tempdir().unwrap();
+        for pid in 1..=12_000 {
+            let process = directory.path().join(pid.to_string());
+            fs::create_dir(&process).unwrap();
+            // The pod has the last two.
+            let uid = if pid > 11_998 { "11_22" } else { "33_44" };
+            fs::write(process.join("cgroup"), format!("4:memory:/kubepods-pod{uid}.slice/aa\n")).unwrap();
+        }
+        let attach = AttachPoint { is_root: true, ..AttachPoint::given("/sys/fs/cgroup".into()) };
+        let locator = Locator::new(attach, Cookies::Kernel).unwrap();
+        let locator = Locator { proc: directory.path().to_path_buf(), ..locator };
+        let mut meter = Meter::start();
+        let mut found = locator.pids("11-22", &mut meter).unwrap();
+        found.sort_unstable();
+        assert_eq!(found, [11_999, 12_000]);
+        assert!(!is_long(&meter), "{meter:?}");
+        let has = |uid, pid| locator.has_process(uid, pid).unwrap();
+        assert!(has("11-22", 12_000) && !has("11-22", 1) && !has("11-22", 12_001));
     }
 
     #[test]
