@@ -274,7 +274,7 @@ fn accepts(root: &Json, schema: &Json, path: &str) -> bool {
 #[test]
 fn every_variable_is_read_by_the_proxy_or_is_not_supported() {
     let source = |file: &str| fs::read_to_string(repository().join("proxy/src").join(file)).unwrap();
-    let files = ["config.rs", "config/env.rs", "config/http2.rs", "config/trace.rs"];
+    let files = ["config.rs", "config/env.rs", "config/http2.rs", "config/parts.rs", "config/trace.rs"];
     let text: String = files.map(source).concat();
     // Names, and prefixes and suffixes of composed names.
     let words: BTreeSet<&str> =
