@@ -30,7 +30,7 @@ const AGENT: &str = env!("CARGO_BIN_EXE_weft-agent");
 
 type Check = (&'static str, fn(&mut World));
 
-const CHECKS: [Check; 43] = [
+const CHECKS: [Check; 44] = [
     ("agent: ten crashes in a row are not noticed", crashes::ten_crashes_in_a_row),
     ("agent: killed at any step of a first start, the next one completes it", crashes::killed_while_starting),
     ("agent: killed at any step of an update, the next one completes it", crashes::killed_while_updating),
@@ -77,10 +77,11 @@ const CHECKS: [Check; 43] = [
     ("privilege: none of the capabilities is too much", privilege::not_too_much),
     ("privilege: what the confinement forbids", privilege::confinement),
     ("privilege: the chart asks for the same", privilege::as_in_the_chart),
+    ("privilege: a proxy opens none of the kernel's maps", privilege::of_a_proxy),
 ];
 
 fn main() -> ExitCode {
-    if let Some(code) = pod::run_if_requested(pods::follow) {
+    if let Some(code) = pod::run_if_requested(|words| pods::follow(words).or_else(|| privilege::follow(words))) {
         return code;
     }
     let arguments: Vec<String> = std::env::args().skip(1).collect();

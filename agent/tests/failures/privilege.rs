@@ -2,14 +2,15 @@
 
 use std::{collections::BTreeSet, process::Command};
 
+use aya::maps::MapData;
 use rustix::thread::CapabilitySet;
 use weft_proto::agent::WatchRequest;
 use weft_test_kit::{
-    pod::APPLICATION_UID,
+    pod::{APPLICATION_UID, PROXY_UID},
     world::{Mesh, World},
 };
 
-use crate::{AGENT, confined, confined::PROBE};
+use crate::{AGENT, confined, confined::PROBE, kernel};
 
 /// Required on every node. CAP_SYS_CHROOT, which the chart adds, is for mounting a bpffs on a node that has none.
 const CAPABILITIES: CapabilitySet =
@@ -25,6 +26,24 @@ fn effective(world: &World) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", world.agent_pid())).unwrap();
     let set = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
     u64::from_str_radix(set.trim(), 16).unwrap()
+}
+
+/// Runs the commands of this file, in addition to the common ones.
+pub(crate) fn follow(words: &[&str]) -> Option<String> {
+    let [pin, id] = words.strip_prefix(&["open-map"])? else { return None };
+    let opened = [MapData::from_pin(pin), MapData::from_id(id.parse().unwrap())];
+    Some(opened.map(|result| if result.is_ok() { "opened" } else { "refused" }).join(" "))
+}
+
+/// A proxy has its user and no capability.
+pub(crate) fn of_a_proxy(world: &mut World) {
+    let _mesh = Mesh::new(world);
+    let (mut proxy, mut root) = (world.pod("b", PROXY_UID), world.pod("b", 0));
+    for (path, map) in kernel::pinned(&world.pins()).into_iter().filter(|(_, pinned)| pinned.program.is_none()) {
+        let order = format!("open-map {} {}", world.pins().join(&path).display(), map.id);
+        assert_eq!(proxy.say(&order), "refused refused", "{path:?}");
+        assert_eq!(root.say(&order), "opened opened", "{path:?}");
+    }
 }
 
 pub(crate) fn enough(world: &mut World) {
