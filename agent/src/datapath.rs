@@ -60,7 +60,7 @@ use self::{
     cookies::{CookieSource, Cookies, Namespaces},
     events::RingEvents,
     explain::{Answer, Question},
-    handle::{Begun, Collected, Facts, Kernel, Names, Pending},
+    handle::{Begun, Collected, Facts, Kernel, Names, Otherwise, Pending},
     keep::{Found, KeepError, Keeper},
     listeners::{Listeners, ListenersError, proxy_key},
     maps::{Maps, open_counters, open_map},
@@ -262,6 +262,19 @@ impl Datapath {
         Ok(())
     }
 
+    /// What happens if the listeners that a new entry needs are not found; `None` if they need not be known first.
+    fn needs_listeners(&self, cookie: u64, old: Option<&Pod>, new: &Pod) -> Result<Option<Otherwise>, DatapathError> {
+        Ok(match old {
+            None => Some(Otherwise::Outbound),
+            Some(old) if !old.has(pod::INBOUND) => None,
+            Some(old) if old.proxy() != new.proxy() => Some(Otherwise::Nothing),
+            Some(old) if self.maps.skips_port(cookie, old, Direction::Inbound, new.admin_port)? => {
+                Some(Otherwise::SkippedAdminPort)
+            }
+            Some(old) => (old.admin_port != new.admin_port).then_some(Otherwise::Nothing),
+        })
+    }
+
     /// Sets the inbound bit: the last step of an enrolment, after which nothing refers to older rules.
     fn put_inbound_in_force(&mut self, enrolment: Enrolment, mut entry: Pod) -> Result<Enrolment, DatapathError> {
         let Enrolment { cookie, generation, .. } = enrolment;
@@ -403,17 +416,12 @@ impl Kernel for Datapath {
         // proxy that listens already must not lose any.
         let is_unknown = old.is_none();
         if unchanged.is_none() {
-            // The listeners of the new proxy must be known before the rules that name it are in force.
-            let is_replaced = old.is_some_and(|old| {
-                let is_same = old.proxy() == entry.proxy() && old.admin_port == entry.admin_port;
-                old.has(pod::INBOUND) && !is_same
-            });
-            if is_unknown || is_replaced {
+            if let Some(otherwise) = self.needs_listeners(cookie, old.as_ref(), &entry)? {
                 match listeners {
                     Some(listeners) => self.adopt(cookie, &entry, listeners)?,
                     None => {
                         if let Some(search) = self.listeners.search(cookie, &entry)? {
-                            return Ok(Begun::Search { search, is_needed: is_replaced });
+                            return Ok(Begun::Search { search, otherwise });
                         }
                     }
                 }

@@ -10,7 +10,7 @@ use super::{
     cookies::Cookies,
     events::RingEvents,
     explain::{Answer, Question},
-    handle::{Begun, Collected, Facts, Handle, Kernel, Names, Pending},
+    handle::{Begun, Collected, Facts, Handle, Kernel, Names, Otherwise, Pending},
     keep::Found,
     netns::Netns,
     rules::{PodName, Rules},
@@ -36,8 +36,8 @@ pub(crate) struct State {
     pub(crate) enrolled: Vec<(u64, Rules)>,
     /// The error of the next enrolment.
     pub(crate) refusal: Option<DatapathError>,
-    /// Enrolments ask for a search first, which is needed or not.
-    pub(crate) searches: Option<bool>,
+    /// Enrolments ask for a search first; what happens if it fails.
+    pub(crate) searches: Option<Otherwise>,
     /// Enrolments without what a search has found are left pending.
     pub(crate) is_pending: bool,
     /// What calls of an enrolment did, in their order.
@@ -78,9 +78,9 @@ impl Kernel for FakeKernel {
         listeners: Option<&[TakenListener]>,
     ) -> Result<Begun, DatapathError> {
         let searches = self.state().searches.filter(|_| listeners.is_none());
-        if let Some(is_needed) = searches {
+        if let Some(otherwise) = searches {
             self.state().steps.push("search");
-            return Ok(Begun::Search { search: nothing_to_find(), is_needed });
+            return Ok(Begun::Search { search: nothing_to_find(), otherwise });
         }
         if let Some(refusal) = self.state().refusal.take() {
             return Err(refusal);
@@ -214,8 +214,8 @@ mod tests {
         for (searches, is_pending, expected) in [
             (None, false, &["begin"][..]),
             (None, true, &["begin", "complete"]),
-            (Some(true), false, &["search", "begin"]),
-            (Some(false), true, &["search", "begin", "complete"]),
+            (Some(Otherwise::Nothing), false, &["search", "begin"]),
+            (Some(Otherwise::Outbound), true, &["search", "begin", "complete"]),
         ] {
             let kernel = FakeKernel::default();
             (kernel.state().searches, kernel.state().is_pending) = (searches, is_pending);
@@ -227,15 +227,31 @@ mod tests {
 
     #[tokio::test]
     async fn a_search_that_fails_changes_nothing_where_it_is_needed_and_is_an_error_all_the_same() {
-        for (is_needed, expected) in [(true, &["search"][..]), (false, &["search", "begin"])] {
+        for (otherwise, expected) in
+            [(Otherwise::Nothing, &["search"][..]), (Otherwise::Outbound, &["search", "begin"])]
+        {
             let kernel = FakeKernel::default();
-            (kernel.state().searches, kernel.state().is_pending) = (Some(is_needed), true);
+            (kernel.state().searches, kernel.state().is_pending) = (Some(otherwise), true);
             let (netns, rules) = enrolment("web-0", 7);
             let no_namespace = Netns { file: File::open("/dev/null").unwrap(), ..netns };
             let error = kernel.spawn().enrol(no_namespace, rules).await.unwrap_err();
             assert!(matches!(error, DatapathError::Takeover(TakeoverError::Ask(_))), "{error}");
             assert_eq!(kernel.state().steps, expected);
-            assert_eq!(kernel.state().enrolled.len(), usize::from(!is_needed), "the pod's own connections do not wait");
+            let enrolled = usize::from(otherwise == Otherwise::Outbound);
+            assert_eq!(kernel.state().enrolled.len(), enrolled, "the pod's own connections do not wait");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_admin_port_is_skipped_until_its_listener_is_found() {
+        for (path, is_found) in [("/proc/self/ns/net", true), ("/dev/null", false)] {
+            let kernel = FakeKernel::default();
+            kernel.state().searches = Some(Otherwise::SkippedAdminPort);
+            let (netns, rules) = enrolment("web-0", 7);
+            let netns = Netns { file: File::open(path).unwrap(), ..netns };
+            kernel.spawn().enrol(netns, rules.clone()).await.unwrap();
+            let expected = if is_found { rules } else { rules.with_admin_port_skipped() };
+            assert_eq!(kernel.state().enrolled, [(7, expected)], "{path}");
         }
     }
 

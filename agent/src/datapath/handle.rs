@@ -19,6 +19,7 @@ use std::{
 };
 
 use tokio::sync::{mpsc, oneshot, watch};
+use weft_runtime::error::chain;
 
 use super::{
     DatapathError, Enrolment,
@@ -119,13 +120,24 @@ pub(crate) enum Begun {
     /// changed yet.
     Search {
         search: Search,
-        /// The new rules name another process as the proxy of a pod whose inbound connections are redirected, or
-        /// another port of its own: nothing changes until its listeners are found. Otherwise the pod is new, and its
-        /// own connections do not wait for a search that fails.
-        is_needed: bool,
+        otherwise: Otherwise,
     },
     /// The proxy began to listen before the programs could record it, or does not listen yet.
     Pending(Pending),
+}
+
+/// What happens if a search for listeners fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Otherwise {
+    /// The pod is new: its own connections are redirected all the same.
+    Outbound,
+    /// The pod's inbound connections are redirected, and the new rules name another process as its proxy, or another
+    /// admin port: the old rules stay.
+    Nothing,
+    /// The rules in force skip the admin port, as those of older agents do: it is still skipped, until the proxy's
+    /// listener is found or has been replaced. Where no listener can be taken from a process, that is when the proxy
+    /// starts again.
+    SkippedAdminPort,
 }
 
 /// An enrolment that waits for the search for its proxy's listeners.
@@ -211,24 +223,33 @@ impl Handle {
     /// then, and another attempt completes the enrolment.
     pub(crate) async fn enrol(&self, netns: Netns, rules: Rules) -> Result<Enrolment, DatapathError> {
         let netns = Arc::new(netns);
-        let rules = Arc::new(rules);
-        let (mut found, mut failed) = (None, None);
+        let mut rules = Arc::new(rules);
+        let (mut found, mut failed, mut skipped) = (None, None, None);
         loop {
             let begun = {
                 let (netns, rules) = (Arc::clone(&netns), Arc::clone(&rules));
                 self.call(move |kernel| kernel.begin_enrolment(&netns, &rules, found.as_deref())).await?
             };
             match begun {
-                Begun::Done(enrolment) => return Ok(enrolment),
-                Begun::Search { search, is_needed } => {
-                    found = Some(match self.find_listeners(&netns, search, false).await {
-                        Ok(listeners) => listeners,
-                        Err(error) if is_needed => return Err(error),
-                        Err(error) => {
-                            failed = Some(error);
-                            Vec::new()
+                Begun::Done(enrolment) => {
+                    if let Some(error) = skipped.filter(|_| enrolment.changed) {
+                        tracing::warn!(error = chain(&error), "the admin port is skipped until the proxy starts again");
+                    }
+                    return Ok(enrolment);
+                }
+                Begun::Search { search, otherwise } => {
+                    let listeners = self.find_listeners(&netns, search, false).await;
+                    found = Some(listeners.or_else(|error| {
+                        match otherwise {
+                            Otherwise::Nothing => return Err(error),
+                            Otherwise::Outbound => failed = Some(error),
+                            Otherwise::SkippedAdminPort => {
+                                rules = Arc::new(rules.with_admin_port_skipped());
+                                skipped = Some(error);
+                            }
                         }
-                    });
+                        Ok(Vec::new())
+                    })?);
                 }
                 Begun::Pending(pending) => {
                     // The pod's own connections are redirected by now; another search would end like the first.

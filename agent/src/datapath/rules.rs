@@ -174,6 +174,14 @@ impl Rules {
         }
     }
 
+    /// The same rules, except that inbound connections to the admin port are skipped even if the proxy's listener there
+    /// is not known.
+    pub(crate) fn with_admin_port_skipped(&self) -> Self {
+        let mut rules = self.clone();
+        rules.inbound.entry(self.admin_port / BLOCK_PORTS).or_default().insert(self.admin_port);
+        rules
+    }
+
     /// The kernel's entry, with nothing in force yet.
     pub(crate) fn entry(&self, generation: u32) -> Pod {
         let mut addresses = [Address::UNSPECIFIED; pod::ADDRESSES];
@@ -371,6 +379,16 @@ mod tests {
     fn subnets_lose_their_host_bits() {
         let rules = Rules::new(wanted()).unwrap();
         assert_eq!(rules.subnets[0].to_string(), "10.9.0.0/16");
+    }
+
+    #[test]
+    fn the_admin_port_can_be_skipped_besides() {
+        let rules = Rules::new(wanted()).unwrap();
+        let skipping = rules.with_admin_port_skipped();
+        let mut asked_for = wanted();
+        asked_for.skip_inbound_ports.push(4191..=4191);
+        assert_eq!(skipping, Rules::new(asked_for).unwrap());
+        assert_ne!(skipping.entry(1).rules, rules.entry(1).rules, "a later attempt has to know that it is not done");
     }
 
     #[test]

@@ -28,6 +28,7 @@ const FIRST_DELAY: Duration = Duration::from_millis(5);
 /// The longest delay. The delay doubles up to this; a new entry in the pod's cgroup starts again with the first delay.
 const LAST_DELAY: Duration = Duration::from_secs(1);
 /// Interval at which an enrolled pod is checked again: its addresses may have changed, and there is no notification.
+/// Also the longest delay after an attempt that failed: each may take long, and fail for the life of the pod.
 const REVIEW: Duration = Duration::from_secs(10);
 
 /// The pods of the API server's watch.
@@ -253,9 +254,10 @@ impl Plan {
                     });
                 }
                 if tracked.pod.rules.is_ok() {
+                    let last = if matches!(problem, Problem::Failed(_)) { REVIEW } else { LAST_DELAY };
                     tracked.problem = Some(problem);
-                    tracked.due = again.or(Some(now + tracked.delay));
-                    tracked.delay = (tracked.delay * 2).min(LAST_DELAY);
+                    tracked.due = again.or(Some(now + tracked.delay.min(last)));
+                    tracked.delay = (tracked.delay * 2).min(last);
                 }
             }
         }

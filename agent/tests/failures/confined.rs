@@ -85,6 +85,9 @@ const DENIED: &[libc::c_long] = &[
     libc::SYS_umount2,
 ];
 
+/// Names a system call, by its number, that a confined process is denied besides.
+pub(crate) const ALSO_DENIED: &str = "WEFT_TEST_ALSO_DENIED";
+
 /// A command that becomes `program`, which may write only below `writable`.
 pub(crate) fn command(capabilities: CapabilitySet, writable: &Path, program: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -103,7 +106,8 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
             remove_capability_from_bounding_set(capability).unwrap();
         }
     }
-    let rules = DENIED.iter().map(|call| (*call, Vec::new())).collect();
+    let also = std::env::var(ALSO_DENIED).ok().map(|call| call.parse().unwrap());
+    let rules = DENIED.iter().copied().chain(also).map(|call| (call, Vec::new())).collect();
     let denied = SeccompAction::Errno(libc::EPERM.cast_unsigned());
     let filter = SeccompFilter::new(rules, SeccompAction::Allow, denied, std::env::consts::ARCH.try_into().unwrap());
     // Sets no_new_privs, too.

@@ -3,14 +3,19 @@
 use std::{collections::BTreeSet, process::Command};
 
 use aya::maps::MapData;
+use nix::libc;
 use rustix::thread::CapabilitySet;
-use weft_proto::agent::WatchRequest;
+use weft_proto::agent::{EnrolResponse, PortRange, WatchRequest};
 use weft_test_kit::{
     pod::{APPLICATION_UID, PROXY_UID},
     world::{Mesh, World},
 };
 
-use crate::{AGENT, confined, confined::PROBE, kernel};
+use crate::{
+    AGENT, confined,
+    confined::{ALSO_DENIED, PROBE},
+    kernel,
+};
 
 /// Required on every node. CAP_SYS_CHROOT, which the chart adds, is for mounting a bpffs on a node that has none.
 const CAPABILITIES: CapabilitySet =
@@ -44,6 +49,49 @@ pub(crate) fn of_a_proxy(world: &mut World) {
         assert_eq!(proxy.say(&order), "refused refused", "{path:?}");
         assert_eq!(root.say(&order), "opened opened", "{path:?}");
     }
+}
+
+/// As after an upgrade from an agent that knew no admin port, on a node whose seccomp profile or security module forbids
+/// to duplicate descriptors of other processes.
+pub(crate) fn no_duplicates(world: &mut World) {
+    let _mesh = Mesh::new(world);
+    let request = world.request("b");
+    let mut older = request.clone();
+    older.admin_port = 9191;
+    older.skip_inbound_ports.push(PortRange { first: 4191, last: 4191 });
+    let EnrolResponse { netns_cookie: cookie, generation } = world.enrol(older).unwrap();
+    let mut pods = kernel::pods(&world.pins());
+    let entry = pods.get(&cookie, 0).unwrap();
+    pods.insert(cookie, weft_ebpf_abi::pod::Pod { admin_port: 0, ..entry }, 0).unwrap();
+    let mut admin = world.pod("b", PROXY_UID);
+    admin.ok("serve-at 0.0.0.0:4191");
+    world.kill_agent();
+    let mut command = confined::command(CAPABILITIES, &world.directory(), AGENT);
+    command.env(ALSO_DENIED, libc::SYS_pidfd_getfd.to_string());
+    command.args(world.agent_arguments(&world.pins(), &[]));
+    world.spawn_agent(&mut command);
+    world.wait_for_agent();
+
+    // The new rules are in force, except that probes reach the admin port as before.
+    let mut client = world.pod("c", APPLICATION_UID);
+    let mut changed = request;
+    changed.skip_inbound_ports = vec![PortRange { first: 8081, last: 8081 }];
+    for _ in 0..2 {
+        assert_eq!(world.enrol(changed.clone()).unwrap().generation, generation + 1);
+        client.connect("10.98.0.2:8081").reached(8081);
+        client.connect("10.98.0.2:9090").reached(4143);
+        client.connect("10.98.0.2:4191").reached(4191);
+    }
+    // Nothing is missing once the proxy has started again.
+    drop(admin);
+    let mut admin = world.pod("b", PROXY_UID);
+    admin.ok("serve-at 0.0.0.0:4191");
+    assert_eq!(world.enrol(changed).unwrap().generation, generation + 2);
+    client.connect("10.98.0.2:4191").reached(4191);
+    drop(admin);
+    let mut app = world.pod("b", APPLICATION_UID);
+    app.ok("serve 4191");
+    assert!(!client.say("connect 10.98.0.2:4191").contains("listener=4191"), "it is the proxy's alone");
 }
 
 pub(crate) fn enough(world: &mut World) {

@@ -135,14 +135,18 @@ fn another_user_or_group_of_the_proxy_is_reported_where_it_is_forbidden_and_has_
 #[test]
 fn attempts_get_rarer_until_something_happens() {
     let mut f = Fixture::new(vec![Event::Apply(web(&json!({})))]);
-    let mut waited = Vec::new();
-    for _ in 0..10 {
-        f.attempt(&not_yet());
+    let delay = |f: &mut Fixture, result| {
+        f.attempt(&result);
         let wait = f.plan.next_due().unwrap() - f.now;
-        waited.push(u64::try_from(wait.as_millis()).unwrap());
         f.now += wait;
-    }
+        wait.as_millis()
+    };
+    let waited: Vec<_> = (0..10).map(|_| delay(&mut f, not_yet())).collect();
     assert_eq!(waited, [5, 10, 20, 40, 80, 160, 320, 640, 1000, 1000]);
+    // Each of these may take long.
+    let waited: Vec<_> = (0..6).map(|_| delay(&mut f, Err(Problem::Failed("no answer".into())))).collect();
+    assert_eq!(waited, [1000, 2000, 4000, 8000, 10_000, 10_000]);
+    assert_eq!(delay(&mut f, not_yet()), 1000);
     f.attempt(&not_yet());
     f.plan.wake(Some("another"), f.now);
     assert!(f.due().is_empty());
