@@ -6,9 +6,13 @@
 
 use std::{
     collections::BTreeSet,
-    fs, io,
-    os::unix::{fs::MetadataExt as _, process::CommandExt as _},
-    process::Command,
+    fs,
+    io::{self, Read as _, Write as _},
+    os::unix::{
+        fs::{MetadataExt as _, PermissionsExt as _},
+        process::CommandExt as _,
+    },
+    process::{Command, Stdio},
     thread,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -414,6 +418,26 @@ fn a_process_of_the_proxys_user_does_not_get_into_the_proxy() {
         let metrics = mesh.metrics("shop", &name).await.unwrap();
         assert!(metrics.sum("process_open_fds", &[]) > 0.0);
     });
+}
+
+/// Images have their programs so: a proxy forbids it by itself only a moment after its start.
+#[test]
+fn a_process_whose_user_cannot_read_its_program_is_roots_from_its_start() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let program = directory.path().join("cat");
+    fs::copy("/usr/bin/cat", &program).unwrap();
+    for (mode, owner) in [(0o755, 2102), (0o711, 0)] {
+        fs::set_permissions(&program, fs::Permissions::from_mode(mode)).unwrap();
+        let mut command = Command::new(&program);
+        let mut process = command.uid(2102).gid(2102).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        // Its first answer says that it runs.
+        process.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+        process.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let found = fs::metadata(format!("/proc/{}/environ", process.id())).map(|file| file.uid());
+        process.kill().and_then(|()| process.wait()).unwrap();
+        assert_eq!(found.unwrap(), owner, "mode {mode:o}");
+    }
 }
 
 /// The output of `weft` about this sandbox.

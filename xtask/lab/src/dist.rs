@@ -264,7 +264,7 @@ fn pack_libraries(libraries: &BTreeSet<PathBuf>) -> Result<Layer> {
     let mut files = Files::default();
     files.add("/etc/passwd", 0o644, PASSWD.as_bytes().to_vec());
     for library in libraries {
-        files.add_program(&library.display().to_string(), library)?;
+        files.add_library(&library.display().to_string(), library)?;
     }
     Layer::pack(&files)
 }

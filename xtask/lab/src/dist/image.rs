@@ -25,13 +25,27 @@ impl Files {
         self.0.insert(path.trim_start_matches('/').to_owned(), (mode, content));
     }
 
-    /// Adds a program or library of this host.
+    /// Adds a program of this host. Users other than root execute it and cannot read it. Where they have no capability,
+    /// the kernel then keeps other processes of the same user from the program's memory and descriptors from its first
+    /// instruction on (`PR_SET_DUMPABLE` in prctl(2)), and not only from when it forbids that by itself.
     ///
     /// # Errors
     /// When it cannot be read.
     pub(crate) fn add_program(&mut self, path: &str, from: &Path) -> Result<()> {
+        self.add_file(path, 0o711, from)
+    }
+
+    /// Adds a library of this host, which its users have to read.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub(crate) fn add_library(&mut self, path: &str, from: &Path) -> Result<()> {
+        self.add_file(path, 0o755, from)
+    }
+
+    fn add_file(&mut self, path: &str, mode: u32, from: &Path) -> Result<()> {
         let content = fs::read(from).with_context(|| format!("read {}", from.display()))?;
-        self.add(path, 0o755, content);
+        self.add(path, mode, content);
         Ok(())
     }
 }
@@ -255,6 +269,23 @@ mod tests {
             found.insert(path, content);
         }
         found
+    }
+
+    #[test]
+    fn users_execute_programs_and_read_libraries_alone() {
+        let mut files = Files::default();
+        files.add_program("/weft-proxy", Path::new("/dev/null")).expect("reads");
+        files.add_library("/lib/a.so", Path::new("/dev/null")).expect("reads");
+        let layer = Layer::pack(&files).expect("packs");
+        let mut archive = tar::Archive::new(layer.content());
+        let owned = archive.entries().expect("a tar").map(|entry| {
+            let entry = entry.expect("an entry");
+            let header = entry.header();
+            let path = entry.path().expect("a path").display().to_string();
+            (path, header.mode().expect("a mode"), header.uid().expect("a user"), header.gid().expect("a group"))
+        });
+        let expected = [("lib", 0o755), ("lib/a.so", 0o755), ("weft-proxy", 0o711)];
+        assert_eq!(owned.collect::<Vec<_>>(), expected.map(|(path, mode)| (path.to_owned(), mode, 0, 0)));
     }
 
     #[test]
