@@ -75,19 +75,21 @@ fn option<'a>(command: &'a Command, word: &OsStr) -> Option<&'a Arg> {
     command.get_arguments().find(|arg| arg.get_short() == Some(short))
 }
 
-/// A word's parts: the option's name with its dashes, and the value in the same word.
-fn parts(word: &str) -> (&str, Option<&str>) {
+/// A word's parts: the option's name with its dashes, and the value in the same word. Of a short switch it begins with
+/// `=`: in `-At` other options follow.
+fn parts<'a>(option: &Arg, word: &'a str) -> (&'a str, Option<&'a str>) {
     if word.starts_with("--") {
         return word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
     }
     let end = word.char_indices().nth(2).map_or(word.len(), |(index, _)| index);
     let (name, value) = word.split_at(end);
-    (name, (!value.is_empty()).then(|| value.strip_prefix('=').unwrap_or(value)))
+    let without_sign = || option.get_action().takes_values().then_some(value).filter(|value| !value.is_empty());
+    (name, value.strip_prefix('=').or_else(without_sign))
 }
 
 /// Whether an option's value is the next word.
 fn wants_next(option: &Arg, word: &OsStr) -> bool {
-    let has_value = parts(&word.to_string_lossy()).1.is_some();
+    let has_value = parts(option, &word.to_string_lossy()).1.is_some();
     option.get_action().takes_values() && !option.is_require_equals_set() && !has_value
 }
 
@@ -96,7 +98,7 @@ fn switched(option: &Arg, word: &OsStr) -> Option<(String, bool)> {
     if !matches!(option.get_action(), ArgAction::SetTrue) {
         return None;
     }
-    let (name, value) = parts(word.to_str()?);
+    let (name, value) = parts(option, word.to_str()?);
     Some((name.to_owned(), boolean(value?)?))
 }
 
@@ -152,4 +154,9 @@ mod tests {
             assert_eq!(rewrite(line), rewritten, "{line}");
         }
     }
+            ("weft status -A=t", "weft status -A"),
+            // Several options in one word.
+            ("weft stat deploy -At 5m", "weft stat deploy -At 5m"),
+            ("weft stat deploy -wt 5m", "weft stat deploy -wt 5m"),
+            ("weft stat deploy -wf", "weft stat deploy -wf"),
 }
