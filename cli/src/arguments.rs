@@ -2,9 +2,12 @@
 //!
 //! Linkerd's global flags stand before or after the command, and a flag without a value may have one (`--ha=true`).
 //! Here each command has the flags that mean something to it, so that its help shows no others and clap checks them
-//! together.
+//! together. Before a command, the others have no effect, as with Linkerd.
 
-use std::ffi::{OsStr, OsString};
+use std::{
+    ffi::{OsStr, OsString},
+    iter,
+};
 
 use clap::{Arg, ArgAction, Command};
 
@@ -17,7 +20,7 @@ pub(crate) fn rewritten(root: &Command, line: impl IntoIterator<Item = OsString>
         let Some(word) = words.next() else { break };
         if let Some(option) = option(root, &word) {
             let value = if wants_next(option, &word) { words.next() } else { None };
-            moved.extend([word].into_iter().chain(value));
+            moved.push((option, word, value));
         } else if let Some(below) = command.find_subcommand(&word) {
             command = below;
             names.push(word);
@@ -26,7 +29,10 @@ pub(crate) fn rewritten(root: &Command, line: impl IntoIterator<Item = OsString>
             break;
         }
     }
-    let mut words = moved.into_iter().chain(rest).chain(words);
+    // Aliases of the shell put an option before every command.
+    moved.retain(|(found, word, _)| found.is_global_set() || option(command, word).is_some());
+    let moved = moved.into_iter().flat_map(|(_, word, value)| iter::once(word).chain(value));
+    let mut words = moved.chain(rest).chain(words);
     // What follows the name of another program belongs to that program.
     let passes_on = command.get_positionals().any(Arg::is_trailing_var_arg_set);
     while let Some(word) = words.next() {
@@ -124,7 +130,13 @@ mod tests {
                 "weft viz stat -Lmesh --verbose --context west deploy",
             ),
             ("weft --color never dg --api-addr a:1 endpoints x", "weft dg endpoints --color never --api-addr a:1 x"),
-            ("weft --context west multicluster link", "weft multicluster --context west link"),
+            // Of no meaning to the command.
+            ("weft --context west -L mesh uninject web.yaml", "weft uninject web.yaml"),
+            ("weft --context west --color never completion bash", "weft completion --color never bash"),
+            ("weft --api-addr a:1 --cni-namespace=b install --ha", "weft install --ha"),
+            ("weft sandbox --context west exec web-0 -- a", "weft sandbox exec web-0 -- a"),
+            ("weft --context west multicluster link", "weft multicluster link"),
+            ("weft uninject --context west web.yaml", "weft uninject --context west web.yaml"),
             ("weft check -n shop --context west", "weft check -n shop --context west"),
             // Without a command they stay, for clap's message.
             ("weft --context west", "weft --context west"),
@@ -142,6 +154,11 @@ mod tests {
             ("weft inject --ingress=false --manual=T -", "weft inject --manual -"),
             ("weft check --pre=false --proxy=true", "weft check --proxy"),
             ("weft status -A=true", "weft status -A"),
+            ("weft status -A=t", "weft status -A"),
+            // Several options in one word.
+            ("weft stat deploy -At 5m", "weft stat deploy -At 5m"),
+            ("weft stat deploy -wt 5m", "weft stat deploy -wt 5m"),
+            ("weft stat deploy -wf", "weft stat deploy -wf"),
             // Neither a truth value, nor a switch, nor an option.
             ("weft check --proxy=maybe", "weft check --proxy=maybe"),
             ("weft check --namespace=true", "weft check --namespace=true"),
@@ -154,9 +171,4 @@ mod tests {
             assert_eq!(rewrite(line), rewritten, "{line}");
         }
     }
-            ("weft status -A=t", "weft status -A"),
-            // Several options in one word.
-            ("weft stat deploy -At 5m", "weft stat deploy -At 5m"),
-            ("weft stat deploy -wt 5m", "weft stat deploy -wt 5m"),
-            ("weft stat deploy -wf", "weft stat deploy -wf"),
 }
