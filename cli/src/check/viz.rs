@@ -1,13 +1,11 @@
 //! Checks of the component weft-viz, where it is installed.
 
-use std::collections::BTreeMap;
-
 use k8s_openapi::api::{
     apps::v1::Deployment,
     core::v1::{Namespace, Pod},
 };
-use kube::ResourceExt as _;
-use weft_k8s_api::{labels, observe, values::Values};
+use kube::ResourceExt;
+use weft_k8s_api::{boolean, inject::TapClient, labels, observe, values::Values};
 
 use super::{
     answer::{Stop, known},
@@ -69,13 +67,18 @@ pub(super) fn meshed(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     Ok(bare.map(problem).collect())
 }
 
-/// Compares the namespace of the component with the identity that the injector gives to proxies.
-pub(super) fn taps(facts: &Facts) -> Result<Vec<Problem>, Stop> {
-    let (deployments, _) = component(facts)?;
+/// Whom the injector lets tap new proxies.
+fn tap_client(facts: &Facts) -> Result<Option<TapClient>, Stop> {
     let cluster = facts.cluster()?;
     let values = cluster.config_yaml().and_then(|yaml| Values::parse(yaml).ok()).ok_or(Stop::Skip)?;
     let config = values.inject_config(&facts.namespace, cluster.anchors_pem().unwrap_or_default());
-    let client = config.map_err(|_| Stop::Skip)?.tap;
+    Ok(config.map_err(|_| Stop::Skip)?.tap)
+}
+
+/// Compares the namespace of the component with the identity that the injector gives to proxies.
+pub(super) fn taps(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let (deployments, _) = component(facts)?;
+    let client = tap_client(facts)?;
     let places = deployments.iter().map(|deployment| deployment.namespace().unwrap_or_default());
     let problems = places.filter_map(|place| {
         let remedy = facts.upgrade(&format!("--set proxy.tap.serviceAccountName={NAME},proxy.tap.namespace={place}"));
@@ -108,17 +111,17 @@ pub(super) fn answers(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     })
 }
 
-/// Pods whose proxies were started before the injector named the component. Where tap is disabled on purpose it is not
-/// a problem.
+/// Pods whose proxies were started before the injector named the component. Where tap is disabled, by the values, the
+/// namespace or the pod, it is not a problem of this check.
 pub(super) fn pods_serve_tap(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     component(facts)?;
+    if tap_client(facts) == Ok(None) {
+        return Err(Stop::Skip);
+    }
     let namespaces = known("Namespaces", &facts.cluster()?.namespaces)?;
-    let refuses =
-        |object: &BTreeMap<String, String>| object.get(labels::DISABLE_TAP).is_some_and(|value| value == "true");
-    let refusing: Vec<_> = namespaces.iter().filter(|it| refuses(it.annotations())).map(Namespace::name_any).collect();
-    let is_deliberate = |pod: &Pod| {
-        refuses(pod.annotations()) || pod.namespace().is_some_and(|namespace| refusing.contains(&namespace))
-    };
+    let refusing: Vec<_> = namespaces.iter().filter(|it| disables_tap(*it)).map(Namespace::name_any).collect();
+    let is_deliberate =
+        |pod: &Pod| disables_tap(pod) || pod.namespace().is_some_and(|namespace| refusing.contains(&namespace));
     let all = data_plane::meshed_applications(facts)?.into_iter().filter(|pod| !is_deliberate(pod));
     let silent = all.filter(|pod| observe::listeners(pod).is_some_and(|listeners| listeners.tap.is_none()));
     let problem = |pod: &Pod| {
@@ -127,6 +130,11 @@ pub(super) fn pods_serve_tap(facts: &Facts) -> Result<Vec<Problem>, Stop> {
         Problem::new(format!("Pod {}", pods::full_name(pod)), what, remedy)
     };
     Ok(silent.map(problem).collect())
+}
+
+/// Whether a pod or a namespace disables tap, as the injector reads it.
+fn disables_tap(object: &impl ResourceExt) -> bool {
+    object.annotations().get(labels::DISABLE_TAP).is_some_and(|text| boolean::parse(text) != Some(false))
 }
 
 pub(super) fn version(facts: &Facts) -> Result<Vec<Problem>, Stop> {
@@ -215,16 +223,35 @@ mod tests {
         check(pods_serve_tap(&facts), &[]);
         facts.data_plane_namespace = Some("shop".to_owned());
         check(pods_serve_tap(&facts), &[("Pod shop/web-0", "serves no tap")]);
-        let cluster = facts.cluster.as_mut().unwrap();
-        let annotations = json!({"viz.linkerd.io/disable-tap": "true"});
-        let namespaces = cluster.namespaces.as_mut().unwrap();
-        namespaces.push(object(json!({"metadata": {"name": "shop", "annotations": annotations}})));
-        check(pods_serve_tap(&facts), &[]);
-        facts.cluster.as_mut().unwrap().namespaces.as_mut().unwrap().pop();
+        let annotations = |value: &str| json!({"viz.linkerd.io/disable-tap": value});
+        let namespace = |value: &str| object(json!({"metadata": {"name": "shop", "annotations": annotations(value)}}));
+        // The injector disables tap for what it cannot read, too.
+        for (value, expected) in
+            [("true", &[][..]), ("1", &[]), ("yes", &[]), ("", &[]), ("false", &[("Pod shop/web-0", "serves no tap")])]
+        {
+            facts.cluster.as_mut().unwrap().namespaces.as_mut().unwrap().push(namespace(value));
+            check(pods_serve_tap(&facts), expected);
+            facts.cluster.as_mut().unwrap().namespaces.as_mut().unwrap().pop();
+            let pod = &mut facts.cluster.as_mut().unwrap().mesh.meshed.as_mut().unwrap()[0];
+            pod.annotations_mut().insert(labels::DISABLE_TAP.to_owned(), value.to_owned());
+            check(pods_serve_tap(&facts), expected);
+            // No pod has a tap in a namespace that disables it.
+            facts.cluster.as_mut().unwrap().namespaces.as_mut().unwrap().push(namespace("true"));
+            check(pods_serve_tap(&facts), &[]);
+            facts.cluster.as_mut().unwrap().namespaces.as_mut().unwrap().pop();
+            facts.cluster.as_mut().unwrap().mesh.meshed.as_mut().unwrap()[0].annotations_mut().clear();
+        }
         let pod = &mut facts.cluster.as_mut().unwrap().mesh.meshed.as_mut().unwrap()[0];
         let proxy = &mut pod.spec.as_mut().unwrap().init_containers.as_mut().unwrap()[0];
         proxy.env = Some(vec![object(json!({"name": "LINKERD2_PROXY_TAP_SVC_NAME", "value": "weft-viz.linkerd-viz"}))]);
         check(pods_serve_tap(&facts), &[]);
+    }
+
+    /// Another check reports the values; restarted pods would serve none either.
+    #[test]
+    fn without_a_client_in_the_values_no_pod_is_blamed() {
+        let facts = facts("{}", "linkerd-viz", true, "linkerd-proxy");
+        assert_eq!(pods_serve_tap(&facts), Err(Stop::Skip));
     }
 
     #[test]
