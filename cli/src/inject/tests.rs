@@ -110,6 +110,23 @@ fn a_workload_is_annotated_where_its_pods_are() {
     }
 }
 
+/// README meshes the whole application by one command.
+#[test]
+fn the_examples_client_outside_the_mesh_stays_outside() {
+    let package = std::path::PathBuf::from(std::env::var("CARGO_MANIFEST_DIR").unwrap());
+    let text = fs::read_to_string(package.join("../examples/kubernetes/clients.yaml")).unwrap();
+    let injected = annotated(&text).unwrap().manifests;
+    let objects = document::parse(&"clients.yaml".into(), &injected).unwrap();
+    let clients = objects.iter().map(|it| &it.value).filter(|it| it["kind"].as_str() == Some("Deployment"));
+    let modes: Vec<_> = clients
+        .map(|it| {
+            let mode = it["spec"]["template"]["metadata"]["annotations"]["linkerd.io/inject"].as_str();
+            (it["metadata"]["namespace"].as_str().unwrap(), mode.unwrap())
+        })
+        .collect();
+    assert_eq!(modes, [("shop", "enabled"), ("outside", "disabled")]);
+}
+
 #[test]
 fn fields_keep_their_order_and_scalars_their_meaning() {
     let text = annotated(WEB).unwrap().manifests;
