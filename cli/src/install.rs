@@ -147,9 +147,11 @@ async fn ready_for(cluster: &Cluster, settings: &Settings) -> Result<()> {
             docs::page("migration.md")
         ),
     }
-    if let Some(lack) = Offer::of(cluster).await?.lack(&Chart::control_plane()?.values(settings)?, "install") {
+    let offer = Offer::of(cluster).await?;
+    if let Some(lack) = offer.lack(&Chart::control_plane()?.values(settings)?, "install") {
         bail!("{lack}; {anyway}");
     }
+    offer.note_unknown();
     Ok(())
 }
 
@@ -167,9 +169,11 @@ async fn upgraded(args: &UpgradeArgs) -> Result<Rendered> {
     let cluster = args.cluster.cluster().await?;
     cluster::ours(&cluster::installed(&cluster).await?, &cluster, "helm upgrade")?;
     let settings = settings(&cluster, &args.values).await?;
-    if let Some(lack) = Offer::of(&cluster).await?.lack(&Chart::control_plane()?.values(&settings)?, "upgrade") {
+    let offer = Offer::of(&cluster).await?;
+    if let Some(lack) = offer.lack(&Chart::control_plane()?.values(&settings)?, "upgrade") {
         bail!("{lack}");
     }
+    offer.note_unknown();
     Rendered::new(&cluster.namespace, &settings, if args.force { Certificates::Forced } else { Certificates::Kept })
 }
 

@@ -9,6 +9,7 @@
 //! A query without an answer is a fact too: every list holds its objects or the error.
 
 pub(crate) mod installed;
+pub(crate) mod other_agent;
 pub(crate) mod pods;
 
 use futures::{future::join_all, join};

@@ -228,6 +228,17 @@ fn node(status: &Value) -> Value {
         "spec": {"podCIDR": "203.0.113.0/24", "podCIDRs": ["203.0.113.0/24"]}, "status": status})
 }
 
+/// The DaemonSet of the chart weft-agent, as far as the checks read it.
+fn agent_alone() -> Value {
+    let labels = json!({"app.kubernetes.io/part-of": "weft", "linkerd.io/control-plane-component": "agent",
+        "linkerd.io/cni-resource": "true"});
+    let template =
+        json!({"metadata": {"labels": labels}, "spec": {"containers": [{"name": "agent", "image": "agent"}]}});
+    json!({"apiVersion": "apps/v1", "kind": "DaemonSet",
+        "metadata": {"name": "weft-test-check", "namespace": "default", "labels": labels},
+        "spec": {"selector": {"matchLabels": labels}, "template": template}})
+}
+
 fn rows(root: &Root) -> Vec<Row> {
     let row = |name, broken, check, words| Row { name, arguments: INSTALLED, broken, check, words };
     let with = |name, arguments, broken, check, words| Row { name, arguments, broken, check, words };
@@ -285,6 +296,13 @@ fn rows(root: &Root) -> Vec<Row> {
             }),
             "control plane namespace admits the agent",
             &["Namespace weft-broken", "baseline"],
+        ),
+        with(
+            "another agent",
+            &["--pre"],
+            Break::Create(agent_alone()),
+            "no other agent of Weft is installed",
+            &["DaemonSet default/weft-test-check", "cniEnabled=false"],
         ),
         with(
             "an old kernel",

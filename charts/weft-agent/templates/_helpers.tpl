@@ -1,6 +1,9 @@
-{{/* Labels of every object. The first two of `own` are those of Linkerd's CNI plugin: its injector leaves such pods alone. */}}
+{{/*
+Labels of every object. k8s-app and cni-resource of `own` are those of Linkerd's CNI plugin: its injector leaves such
+pods alone.
+*/}}
 {{- define "weft-agent.labels" -}}
-{{- $own := dict "k8s-app" "linkerd-cni" "linkerd.io/cni-resource" "true" "linkerd.io/control-plane-component" "agent" -}}
+{{- $own := dict "app.kubernetes.io/part-of" "weft" "k8s-app" "linkerd-cni" "linkerd.io/cni-resource" "true" "linkerd.io/control-plane-component" "agent" -}}
 {{ include "weft.standardLabels" (dict "root" . "name" "weft-agent" "component" "agent" "own" $own) }}
 {{- end }}
 
@@ -49,8 +52,6 @@ agent:
 {{- fail (printf "\n\nnamespace %s enforces Pod Security %q, which refuses the node agent (host network, host PID namespace, capabilities for eBPF):\n  kubectl label --overwrite namespace %s pod-security.kubernetes.io/enforce=privileged\n" .Release.Namespace $enforced .Release.Namespace) -}}
 {{- end -}}
 {{- end -}}
-{{- if lookup "apps/v1" "DaemonSet" ($v.controllerNamespace | default "linkerd") "weft-agent" -}}
-{{- fail (printf "\n\nDaemonSet weft-agent of namespace %s redirects this mesh's pods already: it is a part of weft-control-plane, beside which this chart has no use\n" ($v.controllerNamespace | default "linkerd")) -}}
-{{- end -}}
+{{- include "weft.requireOneAgent" (dict "root" . "name" $v.name "alone" true) -}}
 {{- end -}}
 {{- end }}

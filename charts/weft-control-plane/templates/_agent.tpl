@@ -249,3 +249,25 @@ spec:
           configMap:
             name: {{ .config }}
 {{- end }}
+
+{{/*
+Refuses where this cluster has another agent than the one of this release, by its labels: a node takes one, because two
+want the same port and the same programs. Arguments: root, name of this release's DaemonSet, and alone, whether it
+serves Linkerd.
+*/}}
+{{- define "weft.requireOneAgent" -}}
+{{- $here := . -}}
+{{- range get (lookup "apps/v1" "DaemonSet" "" "" | default dict) "items" | default list -}}
+{{- $labels := .metadata.labels | default dict -}}
+{{- $isAgent := and (eq (get $labels "app.kubernetes.io/part-of" | toString) "weft") (eq (get $labels "linkerd.io/control-plane-component" | toString) "agent") -}}
+{{- $isAlone := hasKey $labels "linkerd.io/cni-resource" -}}
+{{- $isOwn := and (eq .metadata.namespace $here.root.Release.Namespace) (eq .metadata.name $here.name) (eq $isAlone $here.alone) -}}
+{{- if and $isAgent (not $isOwn) -}}
+{{- if $isAlone -}}
+{{- $release := get (.metadata.annotations | default dict) "meta.helm.sh/release-name" | default "weft-agent" -}}
+{{- fail (printf "\n\nDaemonSet %s of namespace %s is Weft's agent alone, for Linkerd, and a node takes one agent. Upgrade Linkerd with cniEnabled=false, restart the meshed workloads, and only then remove it, as docs/migration.md says:\n  helm uninstall %s --namespace %s\n" .metadata.name .metadata.namespace $release .metadata.namespace) -}}
+{{- end -}}
+{{- fail (printf "\n\nDaemonSet %s of namespace %s redirects this cluster's pods already: it is a part of weft-control-plane, and a node takes one agent\n" .metadata.name .metadata.namespace) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}

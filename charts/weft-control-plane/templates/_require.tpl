@@ -119,6 +119,7 @@ offline it is the version that helm was built with.
 {{- fail (printf "\n\nthe custom resource definition %s of this cluster has no version %s: it is too old. Upgrade the chart weft-crds first, from where this chart came:\n  helm upgrade weft-crds CHARTS/weft-crds --namespace %s --wait\n" $name $version $.Release.Namespace) -}}
 {{- end -}}
 {{- end -}}
+{{- include "weft.requireOneAgent" (dict "root" . "name" "weft-agent" "alone" false) -}}
 {{- $api := get (lookup "v1" "Service" "default" "kubernetes" | default dict) "spec" | default dict -}}
 {{- if and .Values.disableIPv6 (contains ":" (get $api "clusterIP" | default "")) -}}
 {{- fail "\n\nthe first address family of this cluster is IPv6, and disableIPv6 is true: neither probes nor proxies would reach the control plane. Set disableIPv6=false\n" -}}

@@ -43,6 +43,12 @@ pub(super) const CATEGORIES: &[Category] = &[
             Check::new("control plane is not already installed", "pre-ns", Error, kubernetes::not_installed),
             Check::new("no other mesh is installed", "weft-pre-other-mesh", Warning, kubernetes::no_other_mesh),
             Check::new(
+                "no other agent of Weft is installed",
+                "weft-pre-other-agent",
+                Error,
+                kubernetes::no_other_agent,
+            ),
+            Check::new(
                 "control plane namespace admits the agent",
                 "weft-pre-pod-security",
                 Error,

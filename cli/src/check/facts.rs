@@ -17,7 +17,7 @@ use weft_k8s_api::values::Values;
 use crate::{
     chart,
     cluster::CONTROL_NAMESPACE,
-    mesh::{Fetched, Mesh, installed::Installed},
+    mesh::{Fetched, Mesh, installed::Installed, other_agent::OtherAgent},
 };
 
 /// The scope of the checks.
@@ -49,7 +49,7 @@ impl Mode {
 pub(super) enum Part {
     /// Custom resource definitions.
     Definitions,
-    /// Permissions of this user, and the API server's clock and Service.
+    /// Before an installation: permissions of this user, the API server's clock and Service, agents of others.
     Access,
     /// ConfigMap linkerd-config: the settings, and the tool that installed them, which remedies name.
     Config,
@@ -120,6 +120,8 @@ pub(super) struct ClusterFacts {
     pub(super) container_messages: BTreeMap<String, Vec<String>>,
     /// The address of the API server's own Service.
     pub(super) service_address: Fetched<String>,
+    /// Agents of other installations.
+    pub(super) other_agents: Fetched<Vec<OtherAgent>>,
     /// Deployments and pods of the component weft-viz.
     pub(super) viz: Fetched<(Vec<Deployment>, Vec<Pod>)>,
     /// Whether the component answers this user; only if it is what is checked, and where there is one.
@@ -261,6 +263,7 @@ impl ClusterFacts {
             crds: unasked(),
             access: Vec::new(),
             service_address: unasked(),
+            other_agents: unasked(),
             namespaces: unasked(),
             config: unasked(),
             trust_roots: unasked(),
@@ -357,6 +360,7 @@ pub(super) mod tests {
                 crds: Ok(crds),
                 access: Vec::new(),
                 service_address: Ok("10.96.0.1".to_owned()),
+                other_agents: Ok(Vec::new()),
                 namespaces: Ok(vec![object(json!({"metadata": {"name": "linkerd"}}))]),
                 config: Ok(Some(object(json!({"data": {"values": values}})))),
                 trust_roots: Ok(Some(object(json!({"data": {"ca-bundle.crt": root.certificate_pem()}})))),

@@ -46,7 +46,7 @@ use super::{
 use crate::{
     cluster::{ANSWER, Cluster, ClusterArgs, within},
     component,
-    mesh::{Fetched, Mesh, list, pods},
+    mesh::{Fetched, Mesh, list, other_agent::OtherAgent, pods},
     pod_network::PodNetwork,
 };
 
@@ -140,10 +140,11 @@ async fn ask(part: Part, source: Source) -> (Part, Update) {
             Box::new(move |facts: &mut ClusterFacts| facts.crds = crds)
         }
         Part::Access => {
-            let (access, clock_skew, address) =
-                join!(access(&cluster), clock_skew(&cluster), cluster.service_address());
+            let (access, clock_skew, address, agents) =
+                join!(access(&cluster), clock_skew(&cluster), cluster.service_address(), OtherAgent::list(&cluster));
             Box::new(move |facts: &mut ClusterFacts| {
-                (facts.access, facts.clock_skew, facts.service_address) = (access, clock_skew, address);
+                (facts.access, facts.clock_skew) = (access, clock_skew);
+                (facts.service_address, facts.other_agents) = (address, agents);
             })
         }
         Part::Config => {

@@ -195,6 +195,12 @@ pub(super) fn no_other_mesh(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     })
 }
 
+/// The agent alone serves Linkerd's pods, and has to leave them before the mesh's own agents come.
+pub(super) fn no_other_agent(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let others = known("DaemonSets", &facts.cluster()?.other_agents)?;
+    Ok(others.iter().map(|other| Problem::new(other.object(), other.problem(), other.remedy())).collect())
+}
+
 fn installed(facts: &Facts) -> Result<Installed, Stop> {
     let config = known(&facts.named("ConfigMap", "linkerd-config"), &facts.cluster()?.config)?;
     Ok(Installed::of(config.as_ref()))
@@ -305,6 +311,7 @@ mod tests {
     use crate::{
         check::facts::tests::{check, healthy, object},
         cluster::HELM_RELEASE,
+        mesh::other_agent::tests::alone,
     };
 
     #[test]
@@ -333,6 +340,14 @@ mod tests {
         check(ours, &[]);
         check(other, &[("ConfigMap linkerd/linkerd-config", "another mesh, such as Linkerd")]);
         assert!(!remedy.contains("linkerd-control-plane"), "{remedy}");
+    }
+
+    #[test]
+    fn an_agent_of_another_installation_is_named() {
+        let mut facts = healthy();
+        check(no_other_agent(&facts), &[]);
+        facts.cluster.as_mut().unwrap().other_agents = Ok(vec![alone()]);
+        check(no_other_agent(&facts), &[("DaemonSet linkerd-cni/linkerd-cni", "a node takes one agent")]);
     }
 
     #[test]

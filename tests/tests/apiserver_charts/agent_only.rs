@@ -83,20 +83,23 @@ fn both_charts_run_the_same_agent() {
 
 #[test]
 fn the_agent_alone_is_installed_and_leaves_nothing() {
+    let _installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
     let cluster = Cluster::from_env().unwrap();
     let namespace = |labels: Value| {
         let metadata = json!({"name": NAMESPACE, "labels": labels});
         cluster.apply(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}).to_string()).unwrap();
     };
-    // Another test has Weft's own control plane in namespace linkerd.
-    let stock = strings(&["--set", "controllerNamespace=stock"]);
-    let install = || helm(&["install", "weft-agent", CHART, "--namespace", NAMESPACE], &stock);
+    let install = || helm(&["install", "weft-agent", CHART, "--namespace", NAMESPACE], &[]);
     namespace(json!({"pod-security.kubernetes.io/enforce": "restricted"}));
     let refused = String::from_utf8_lossy(&install().stderr).into_owned();
     assert!(refused.contains("pod-security.kubernetes.io/enforce=privileged"), "{refused}");
     namespace(json!({"pod-security.kubernetes.io/enforce": "privileged"}));
     let said = succeeded(&install());
     assert!(said.contains("linkerd check --cni-namespace linkerd-cni --linkerd-cni-enabled"), "{said}");
+
+    let second = helm(&["install", "second", CHART, "--namespace", NAMESPACE, "--set", "name=second"], &[]);
+    let refused = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(refused.contains("DaemonSet linkerd-cni of namespace linkerd-cni"), "{refused}");
 
     // What `linkerd check` looks for (`linkerd2:pkg/healthcheck/healthcheck.go`, linkerd-cni-plugin).
     for name in ["configmap/linkerd-cni-config", "serviceaccount/linkerd-cni", "daemonset/linkerd-cni"] {

@@ -5,6 +5,7 @@ use super::*;
 /// One installation, because its objects are cluster-wide.
 #[test]
 fn an_installation_has_what_it_needs_and_leaves_nothing() {
+    let _installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
     let cluster = Cluster::from_env().unwrap();
     let certificates = generate_certificates();
     let manifest = |chart: &[&str], more: &[String]| succeeded(&helm(&[&["template", "weft"], chart].concat(), more));
@@ -66,6 +67,7 @@ fn an_installation_has_what_it_needs_and_leaves_nothing() {
     let refused = String::from_utf8_lossy(&install(&[]).stderr).into_owned();
     assert!(refused.contains("serviceprofiles.linkerd.io") && refused.contains("helm install weft-crds"), "{refused}");
     apply(&manifest(&[CRDS], &[]), &force).unwrap();
+    agents_are_told_by_their_labels(&cluster, &|| install(&[]));
     succeeded(&install(&[]));
 
     let second = helm(&["install", "weft-agent", agent_only::CHART, "--namespace", MESH], &[]);
@@ -81,6 +83,22 @@ fn an_installation_has_what_it_needs_and_leaves_nothing() {
     let left = cluster.kubectl(&["get", kinds, "-A", "-l", "linkerd.io/control-plane-ns", "-o", "name"]).unwrap();
     assert_eq!(left.trim(), "");
     cluster.kubectl(&["delete", "namespace", MESH, "--wait=false"]).unwrap();
+}
+
+/// The agent alone is upgraded whatever its name, and Weft's control plane is not installed beside it.
+fn agents_are_told_by_their_labels(cluster: &Cluster, install: &dyn Fn() -> Output) {
+    const ALONE: &str = "agent-alone";
+    cluster.kubectl(&["create", "namespace", ALONE]).unwrap();
+    let settings = strings(&["--set", "name=weft-agent", "--set", "controllerNamespace=agent-alone"]);
+    for verb in ["install", "upgrade"] {
+        succeeded(&helm(&[verb, "only-agent", agent_only::CHART, "--namespace", ALONE], &settings));
+    }
+    let refused = String::from_utf8_lossy(&install().stderr).into_owned();
+    let words =
+        ["DaemonSet weft-agent of namespace agent-alone", "cniEnabled=false", "helm uninstall only-agent --namespace"];
+    assert!(words.iter().all(|word| refused.contains(word)), "{refused}");
+    succeeded(&helm(&["uninstall", "only-agent", "--namespace", ALONE, "--wait"], &[]));
+    cluster.kubectl(&["delete", "namespace", ALONE, "--wait=false"]).unwrap();
 }
 
 /// RBAC lets it write every EndpointSlice; the chart's admission policy lets it write those of ExternalWorkloads.

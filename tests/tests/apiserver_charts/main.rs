@@ -14,6 +14,7 @@ use std::{
     collections::BTreeSet,
     fs,
     process::{Command, Output},
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -28,6 +29,8 @@ use weft_tls::ca::Root;
 const CONTROL_PLANE: &str = "charts/weft-control-plane";
 const CRDS: &str = "charts/weft-crds";
 const MESH: &str = "linkerd";
+/// Held by the test that has something installed: a cluster takes one agent.
+static INSTALLED: Mutex<()> = Mutex::new(());
 
 /// A new trust anchor, and an issuer that it has signed.
 fn generate_certificates() -> Certificates {

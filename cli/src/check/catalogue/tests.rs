@@ -116,7 +116,8 @@ fn take(part: Part, from: &ClusterFacts, to: &mut ClusterFacts) {
     match part {
         Part::Definitions => to.crds = from.crds,
         Part::Access => {
-            (to.access, to.clock_skew, to.service_address) = (from.access, from.clock_skew, from.service_address);
+            (to.access, to.clock_skew) = (from.access, from.clock_skew);
+            (to.service_address, to.other_agents) = (from.service_address, from.other_agents);
         }
         Part::Config => to.config = from.config,
         Part::Settings => {
@@ -168,7 +169,7 @@ fn every_check_is_explained_where_its_hint_leads() {
     let document = include_str!("../../../../docs/troubleshooting.md");
     let checks = || CATEGORIES.iter().flat_map(|category| category.checks);
     for check in checks() {
-        let line = format!("- <a id=\"{}\"></a>**{}**: ", check.anchor, check.description);
+        let line = format!("- <a id=\"{}\"></a>**{}**:", check.anchor, check.description);
         assert!(document.lines().any(|it| it.starts_with(&line)), "docs/troubleshooting.md lacks a line {line:?}");
     }
     let anchors: BTreeSet<_> = checks().map(|check| check.anchor).collect();

@@ -1,0 +1,122 @@
+//! Agents of other installations: a node takes one, because two want the same port and the same programs.
+
+use k8s_openapi::api::apps::v1::DaemonSet;
+use kube::{
+    Api, ResourceExt as _,
+    api::{ListParams, PartialObjectMeta},
+};
+
+use super::{Fetched, installed::PART_OF};
+use crate::{
+    agent,
+    cluster::{ANSWER, Cluster, HELM_RELEASE, within},
+    docs,
+};
+
+/// The label by which the objects of the chart weft-agent are told from those of weft-control-plane.
+const ALONE: &str = "linkerd.io/cni-resource";
+
+/// A DaemonSet of Weft's agent beside the one of the mesh in question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OtherAgent {
+    namespace: String,
+    name: String,
+    /// Its release, if helm installed it.
+    release: Option<String>,
+    /// Whether it serves Linkerd, without a control plane of Weft.
+    is_alone: bool,
+}
+
+impl OtherAgent {
+    /// Those of a cluster.
+    pub(crate) async fn list(cluster: &Cluster) -> Fetched<Vec<Self>> {
+        let api = Api::<DaemonSet>::all(cluster.client.clone());
+        let (part_of, ours) = PART_OF;
+        let selector = format!("{part_of}={ours},{}", agent::SELECTOR);
+        let found = within(ANSWER, api.list_metadata(&ListParams::default().labels(&selector))).await?;
+        let all = found.items.iter().map(Self::of);
+        Ok(all.filter(|found| !found.is_of(&cluster.namespace)).collect())
+    }
+
+    fn of(found: &PartialObjectMeta<DaemonSet>) -> Self {
+        Self {
+            namespace: found.namespace().unwrap_or_default(),
+            name: found.name_any(),
+            release: found.annotations().get(HELM_RELEASE).cloned(),
+            is_alone: found.labels().contains_key(ALONE),
+        }
+    }
+
+    /// Whether it is the agent of the mesh in this namespace.
+    fn is_of(&self, namespace: &str) -> bool {
+        !self.is_alone && self.namespace == namespace && self.name == agent::DAEMON_SET
+    }
+
+    /// Its kind and full name, for messages.
+    pub(crate) fn object(&self) -> String {
+        format!("DaemonSet {}/{}", self.namespace, self.name)
+    }
+
+    /// What is wrong with it.
+    pub(crate) fn problem(&self) -> &'static str {
+        if self.is_alone {
+            "is Weft's agent alone, for Linkerd, and a node takes one agent"
+        } else {
+            "is the agent of another control plane, and a cluster has one"
+        }
+    }
+
+    /// What to do first. Without rules of `linkerd-init`, pods would go around their proxies once the agent is gone.
+    pub(crate) fn remedy(&self) -> String {
+        let Self { namespace, name, release, is_alone } = self;
+        let removal = match release {
+            Some(release) => format!("helm uninstall {release} --namespace {namespace}"),
+            None => format!("kubectl -n {namespace} delete daemonset {name}"),
+        };
+        if *is_alone {
+            format!(
+                "upgrade Linkerd with cniEnabled=false, restart the meshed workloads, and only then `{removal}`: {}",
+                docs::page("migration.md")
+            )
+        } else {
+            format!("-L {namespace} for that mesh, or remove it first: {}", docs::page("installation.md"))
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// The agent alone, as helm installs it.
+    pub(crate) fn alone() -> OtherAgent {
+        of(&json!({"name": "linkerd-cni", "namespace": "linkerd-cni", "labels": {"linkerd.io/cni-resource": "true"},
+            "annotations": {"meta.helm.sh/release-name": "weft-agent"}}))
+    }
+
+    fn of(metadata: &Value) -> OtherAgent {
+        let object = json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata});
+        OtherAgent::of(&serde_json::from_value(object).unwrap())
+    }
+
+    #[test]
+    fn the_agent_of_the_mesh_is_no_other() {
+        let own = of(&json!({"name": "weft-agent", "namespace": "linkerd"}));
+        assert!(own.is_of("linkerd") && !own.is_of("other"));
+        let same_name = of(&json!({"name": "weft-agent", "namespace": "linkerd",
+            "labels": {"linkerd.io/cni-resource": "true"}}));
+        assert!(!same_name.is_of("linkerd") && !alone().is_of("linkerd"));
+    }
+
+    #[test]
+    fn the_remedy_does_not_begin_with_the_removal_of_an_agent_that_serves_linkerd() {
+        let remedy = alone().remedy();
+        let place = |part: &str| remedy.find(part).unwrap_or_else(|| panic!("{remedy}"));
+        assert!(place("cniEnabled=false") < place("restart"));
+        assert!(place("restart") < place("helm uninstall weft-agent --namespace linkerd-cni"));
+        let other = of(&json!({"name": "weft-agent", "namespace": "mesh"}));
+        assert!(other.problem().contains("another control plane") && other.remedy().contains("-L mesh"));
+    }
+}
