@@ -90,9 +90,9 @@ pub(crate) struct UpgradeArgs {
   weft uninstall | kubectl delete -f -
   weft uninstall --keep-crds | kubectl delete -f -   policies stay
 
-Refuses while pods have a proxy: without agents they would be reached around it.")]
+Refuses while pods have a proxy: without agents they would be reached around it; and while weft-viz is installed.")]
 pub(crate) struct UninstallArgs {
-    /// Also while pods have a proxy
+    /// Also while pods have a proxy, or weft-viz is installed
     #[arg(short, long)]
     force: bool,
     /// Leave the custom resource definitions, and with them all policies
@@ -214,6 +214,13 @@ async fn removed(args: &UninstallArgs) -> Result<(Vec<Object>, Option<String>)> 
             "{} pods have a proxy ({some}{more}): connections would reach them around it. Remove it first (annotation \
              linkerd.io/inject, then restart the workloads); --force prints manifests anyway",
             meshed.len()
+        );
+    }
+    if let Some(component) = cluster::InstalledViz::find(&cluster).await?.filter(|_| !args.force) {
+        bail!(
+            "the component weft-viz is installed, and the kinds of its policies go with the mesh: first `{}`; --force \
+             prints manifests anyway",
+            component.removal()
         );
     }
     let mut gone = to_delete(cluster::objects(&cluster).await?, &cluster.namespace);

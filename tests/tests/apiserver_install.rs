@@ -286,15 +286,38 @@ fn an_installation_is_upgraded_pruned_and_removed() {
     kubectl(&["delete"], &pruned);
     kubectl(&["delete"], &definition);
 
-    let meshed = json!({
-        "apiVersion": "v1", "kind": "Pod", "spec": {"containers": [{"name": "web", "image": "web"}]},
-        "metadata": {"name": "web", "namespace": "default", "labels": {"linkerd.io/control-plane-ns": MESH}},
-    });
-    kubectl(&["apply"], &meshed.to_string());
-    let refused = run(&["uninstall"]);
-    assert_eq!(refused.status.code(), Some(1));
-    assert!(errors(&refused).contains("default/web"), "{}", errors(&refused));
-    kubectl(&["delete", "--force"], &meshed.to_string());
+    let refused = |arguments: &[&str], words: &[&str]| {
+        let output = run(arguments);
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{arguments:?}");
+        assert!(words.iter().all(|word| errors(&output).contains(word)), "{arguments:?}: {}", errors(&output));
+    };
+    let pod = |name: &str, labels: Value| {
+        let spec = json!({"containers": [{"name": "main", "image": "main"}]});
+        let metadata = json!({"name": name, "namespace": "default", "labels": labels});
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    };
+    let web = pod("web", json!({"linkerd.io/control-plane-ns": MESH})).to_string();
+    kubectl(&["apply"], &web);
+    refused(&["uninstall"], &["1 pods have a proxy (default/web)"]);
+    kubectl(&["delete", "--force"], &web);
+
+    // The component has a proxy, too, and goes in another way.
+    let labels = json!({"app.kubernetes.io/name": "weft-viz", "linkerd.io/control-plane-ns": MESH});
+    let viz_pod = pod("weft-viz", labels.clone()).to_string();
+    let template = json!({"metadata": {"labels": labels}, "spec": {"containers": [{"name": "main", "image": "main"}]}});
+    let mut viz = json!({"apiVersion": "apps/v1", "kind": "Deployment",
+        "metadata": {"name": "weft-viz", "namespace": "default", "labels": labels},
+        "spec": {"replicas": 0, "selector": {"matchLabels": labels}, "template": template}});
+    kubectl(&["apply"], &viz_pod);
+    kubectl(&["apply"], &viz.to_string());
+    refused(&["uninstall"], &["first `weft viz uninstall | kubectl delete -f -`"]);
+    viz["metadata"]["annotations"] = json!({"meta.helm.sh/release-name": "metrics"});
+    kubectl(&["apply"], &viz.to_string());
+    refused(&["uninstall"], &["first `helm uninstall metrics --namespace default`"]);
+    refused(&["viz", "uninstall"], &["use `helm uninstall metrics --namespace default`"]);
+    refused(&["viz", "install"], &["use `helm upgrade metrics --namespace default`", "--ignore-cluster"]);
+    kubectl(&["delete"], &viz.to_string());
+    kubectl(&["delete", "--force"], &viz_pod);
     let gone = succeeded(&run(&["uninstall", "--keep-crds"]));
     assert!(!gone.contains("CustomResourceDefinition"), "{gone}");
     assert!(succeeded(&run(&["uninstall"])).contains("servers.policy.linkerd.io"));

@@ -5,7 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context as _, Result, anyhow, bail};
 use k8s_openapi::{
     ByteString,
-    api::core::v1::{ConfigMap, Namespace, Pod, Secret},
+    api::{
+        apps::v1::Deployment,
+        core::v1::{ConfigMap, Namespace, Pod, Secret},
+    },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{
@@ -18,7 +21,7 @@ use weft_k8s_api::labels;
 use crate::{
     chart::values,
     cluster::{ANSWER, Cluster, HELM_RELEASE, within},
-    docs,
+    component, docs,
     mesh::installed::{Installed, PART_OF},
 };
 
@@ -186,13 +189,53 @@ pub(super) async fn version(cluster: &Cluster) -> Result<String> {
     Ok(info.map_err(|problem| anyhow!("version of {}: {problem}", cluster.server))?.git_version)
 }
 
-/// Pods with a proxy of this mesh, without the mesh's own: `namespace/name`.
+/// Pods with a proxy of this mesh, without those of the control plane and of the component weft-viz: `namespace/name`.
 pub(super) async fn meshed(cluster: &Cluster) -> Result<Vec<String>> {
     let api: Api<Pod> = Api::all(cluster.client.clone());
-    let selector = format!("{}={},!{}", labels::CONTROL_PLANE_NS, cluster.namespace, labels::CONTROL_PLANE_COMPONENT);
+    let (namespace, own, other) =
+        (&cluster.namespace, labels::CONTROL_PLANE_COMPONENT, component::SELECTOR.replace('=', "!="));
+    let selector = format!("{}={namespace},!{own},{other}", labels::CONTROL_PLANE_NS);
     let found = within(ANSWER, api.list_metadata(&ListParams::default().labels(&selector))).await;
     let found = found.map_err(|problem| anyhow!("pods of {}: {problem}", cluster.server))?;
     Ok(found.items.iter().map(|pod| format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())).collect())
+}
+
+/// The component weft-viz in a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct InstalledViz {
+    namespace: String,
+    /// Its release, if helm installed it.
+    release: Option<String>,
+}
+
+impl InstalledViz {
+    /// The first one that there is.
+    pub(super) async fn find(cluster: &Cluster) -> Result<Option<Self>> {
+        let api: Api<Deployment> = Api::all(cluster.client.clone());
+        let found = within(ANSWER, api.list_metadata(&ListParams::default().labels(component::SELECTOR))).await;
+        let found = found.map_err(|problem| anyhow!("Deployments of {}: {problem}", cluster.server))?;
+        Ok(found.items.first().map(|found| Self {
+            namespace: found.namespace().unwrap_or_default(),
+            release: found.annotations().get(HELM_RELEASE).cloned(),
+        }))
+    }
+
+    /// Refuses what helm has to do.
+    pub(super) fn by_kubectl(&self, helm: &str) -> Result<()> {
+        let (namespace, Some(release)) = (&self.namespace, &self.release) else { return Ok(()) };
+        bail!(
+            "release {release} of namespace {namespace}, the component weft-viz, belongs to helm: use `{helm} \
+             {release} --namespace {namespace}`"
+        )
+    }
+
+    /// The command that removes it.
+    pub(super) fn removal(&self) -> String {
+        match &self.release {
+            Some(release) => format!("helm uninstall {release} --namespace {}", self.namespace),
+            None => "weft viz uninstall | kubectl delete -f -".to_owned(),
+        }
+    }
 }
 
 /// Every object of the mesh in the cluster, in the order in which they should be deleted.
@@ -305,6 +348,21 @@ mod tests {
         let both = json!({"labels": labels, "annotations": annotations});
         assert_eq!(of(both), Definition { by_helm: true, is_ours: true });
         assert_eq!(of(json!({"name": "a"})), Definition { by_helm: false, is_ours: false });
+    }
+
+    #[test]
+    fn the_component_is_left_to_the_tool_that_installed_it() {
+        let component = |release: Option<&str>| InstalledViz {
+            namespace: "linkerd-viz".to_owned(),
+            release: release.map(str::to_owned),
+        };
+        assert!(component(None).by_kubectl("helm uninstall").is_ok());
+        assert_eq!(component(None).removal(), "weft viz uninstall | kubectl delete -f -");
+        let by_helm = component(Some("metrics"));
+        let command = "helm uninstall metrics --namespace linkerd-viz";
+        assert_eq!(by_helm.removal(), command);
+        let refused = by_helm.by_kubectl("helm uninstall").unwrap_err().to_string();
+        assert!(refused.contains(command), "{refused}");
     }
 
     #[test]

@@ -4,12 +4,14 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::{
-    API_SERVER, cluster, print,
+    API_SERVER,
+    cluster::{self, InstalledViz},
+    print,
     render::{Rendered, yaml},
     values::HelmArgs,
 };
@@ -90,7 +92,7 @@ enum VizCommand {
 The same again is an upgrade: give the values of the installation.")]
 struct InstallArgs {
     /// Ask no cluster whether there is a mesh, or an installation by helm
-    #[arg(long)]
+    #[arg(long, alias = "skip-checks")]
     ignore_cluster: bool,
     /// Namespace of the component
     #[arg(long, value_name = "NAMESPACE", default_value = NAMESPACE)]
@@ -156,13 +158,17 @@ async fn install(args: InstallArgs) -> Result<ExitCode> {
 
 /// Whether the namespace has to be made in a cluster that can take the component.
 async fn lacks_namespace(args: &InstallArgs) -> Result<bool> {
+    const ANYWAY: &str = "--ignore-cluster prints manifests anyway";
     let cluster = args.cluster.cluster().await?;
     if cluster::installed(&cluster).await? == Installed::No {
         bail!(
             "no mesh is installed in namespace {}: the component needs one (`weft install`, or another namespace with -L); \
-             --ignore-cluster prints manifests anyway",
+             {ANYWAY}",
             cluster.namespace
         );
+    }
+    if let Some(component) = InstalledViz::find(&cluster).await? {
+        component.by_kubectl("helm upgrade").map_err(|refused| anyhow!("{refused}; {ANYWAY}"))?;
     }
     Ok(!cluster::has_namespace(&cluster, &args.viz_namespace).await?)
 }
@@ -179,7 +185,13 @@ fn rendered(namespace: &str, settings: &Settings, is_new: bool) -> Result<Render
 }
 
 async fn uninstall(args: UninstallArgs) -> Result<ExitCode> {
-    let listed = async { cluster::objects_with(&args.cluster.cluster().await?, SELECTOR, &KINDS).await };
+    let listed = async {
+        let cluster = args.cluster.cluster().await?;
+        if let Some(component) = InstalledViz::find(&cluster).await? {
+            component.by_kubectl("helm uninstall")?;
+        }
+        cluster::objects_with(&cluster, SELECTOR, &KINDS).await
+    };
     let mut objects = progress::during(API_SERVER, listed).await?;
     objects.retain(|object| object.kind != "Namespace");
     if objects.is_empty() {
