@@ -43,12 +43,6 @@ pub(super) const CATEGORIES: &[Category] = &[
             Check::new("control plane is not already installed", "pre-ns", Error, kubernetes::not_installed),
             Check::new("no other mesh is installed", "weft-pre-other-mesh", Warning, kubernetes::no_other_mesh),
             Check::new(
-                "no other agent of Weft is installed",
-                "weft-pre-other-agent",
-                Error,
-                kubernetes::no_other_agent,
-            ),
-            Check::new(
                 "control plane namespace admits the agent",
                 "weft-pre-pod-security",
                 Error,
@@ -64,6 +58,12 @@ pub(super) const CATEGORIES: &[Category] = &[
             Check::new("services have IPv4 first", "weft-pre-first-family", Warning, kubernetes::first_family),
             Check::new("no clock skew detected", "pre-k8s-clock-skew", Warning, kubernetes::clock),
             Check::new("nodes have a kernel that the agent supports", "weft-pre-kernels", Error, kubernetes::kernels),
+            Check::new(
+                "no other agent of Weft is installed",
+                "weft-pre-other-agent",
+                Error,
+                kubernetes::no_other_agent,
+            ),
         ],
     },
     Category {
