@@ -122,7 +122,7 @@ mod tests {
         let bounded = limit.clone().of_a_client(Some(3));
         let held: Vec<_> = (0..10).filter_map(|_| bounded.admit_from(&others[0])).collect();
         assert_eq!(held.len(), 3);
-        drop((greedy, others));
+        drop((held, greedy, others));
         limit.sweep();
         assert!(limit.clients.lock().is_empty());
     }

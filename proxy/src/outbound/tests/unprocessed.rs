@@ -72,18 +72,19 @@ fn over_http2() -> Request<Full<Bytes>> {
 #[tokio::test]
 async fn an_endpoint_that_refuses_every_stream_is_ejected_and_the_other_one_answers() {
     let (bad, refused) = refusing().await;
-    // Answers that do not end make the other one the dearer.
-    let good = Script::new([Act::Stall; 3]);
+    // Requests without an answer make this one the dearer.
+    let good = Script::new([Act::Late(Duration::from_secs(3600), 200); 3]);
     let control = Control::default();
     let service = "10.1.2.1:80".parse().unwrap();
     control.policies.lock().insert(service, ejecting(policy(SERVICE, vec![]), 3));
     control.update(SERVICE, add(vec![endpoint(good.listen().await, None)]));
     let proxy = Proxy::start(service, control).await;
     let mut sender = http2(&proxy).await;
-    let mut held = Vec::new();
+    let mut waiting = tokio::task::JoinSet::new();
     for _ in 0..3 {
-        held.push(sender.send_request(over_http2()).await.unwrap());
+        waiting.spawn(sender.send_request(over_http2()));
     }
+    crate::testing::eventually("three requests wait", || good.received().len() == 3).await;
     proxy.control.update(SERVICE, add(vec![endpoint(bad, None)]));
     for _ in 0..10 {
         // None goes once more to the one that has just refused it.
@@ -91,7 +92,7 @@ async fn an_endpoint_that_refuses_every_stream_is_ejected_and_the_other_one_answ
     }
     assert_eq!(metric(&proxy, "outbound_http_balancer_endpoints{endpoint_state=\"pending\""), 1);
     assert_eq!(refused.load(Ordering::Relaxed), 3);
-    let failures = r#"error="REFUSED_STREAM""#;
+    let failures = r#"error="h2(REFUSED_STREAM)"} 3"#;
     assert!(proxy.scrape().contains(failures), "{}", proxy.scrape());
 }
 
