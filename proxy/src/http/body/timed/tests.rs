@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use http_body_util::BodyExt as _;
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    sync::mpsc::UnboundedSender,
+};
 
 use super::*;
 use crate::request::terms::Timeouts;
@@ -126,6 +129,29 @@ async fn a_response_that_has_ended_in_time_is_whole_however_late_it_is_read() {
         assert!(body.frame().await.unwrap().unwrap().is_trailers());
         assert!(body.frame().await.is_none());
     }
+}
+
+/// The connection's task takes nothing from its buffer while the body is not polled.
+#[tokio::test(start_paused = true)]
+async fn a_response_of_http1_that_has_ended_in_time_is_whole_however_late_it_is_read() {
+    const LENGTH: usize = 200 * 1024;
+    let clock = clock(Timeouts { response: Some(SECOND), ..Timeouts::default() }, None);
+    let (client, mut server) = tokio::io::duplex(2 * LENGTH);
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(hyper_util::rt::TokioIo::new(client)).await.unwrap();
+    tokio::spawn(connection);
+    let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {LENGTH}\r\n\r\n");
+    let answer = async {
+        server.read_exact(&mut [0; 14]).await.unwrap();
+        server.write_all(&[head.as_bytes(), &[7; LENGTH]].concat()).await.unwrap();
+    };
+    let request = sender.send_request(http::Request::new(Body::Empty));
+    let (response, ()) = tokio::join!(clock.until_head(request), answer);
+    let mut body = clock.watch_response(Body::Incoming(response.unwrap().unwrap().into_body()));
+    let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
+    assert!(first.len() < LENGTH, "nothing is left to read late");
+    tokio::time::sleep(5 * SECOND).await;
+    assert_eq!(first.len() + body.collect().await.unwrap().to_bytes().len(), LENGTH);
 }
 
 #[tokio::test(start_paused = true)]
