@@ -432,6 +432,13 @@ async fn outbound_routes_have_backends_timeouts_and_retries() {
         format!(
             "outbound_http_route_request_statuses_total{{{labels},hostname=\"\",http_status=\"504\",error=\"REQUEST_TIMEOUT\"}} 1"
         ),
+        // Statuses that share a series: a proxy has one for each class.
+        format!(
+            "outbound_http_route_request_statuses_total{{{labels},hostname=\"\",http_status=\"2xx\",error=\"\"}} 20"
+        ),
+        format!(
+            "outbound_http_route_request_statuses_total{{{labels},hostname=\"\",http_status=\"5xx\",error=\"\"}} 10"
+        ),
         format!("outbound_http_route_request_duration_seconds_bucket{{{labels},hostname=\"\",le=\"0.05\"}} 9"),
         format!("outbound_http_route_request_duration_seconds_bucket{{{labels},hostname=\"\",le=\"+Inf\"}} 9"),
         format!("outbound_http_route_retry_requests_total{{{labels},hostname=\"\"}} 3"),
@@ -470,7 +477,7 @@ async fn outbound_routes_have_backends_timeouts_and_retries() {
         .collect();
     assert_eq!(
         rows,
-        [("shop/web-svc:80", "split", "", 7, 4, 1, 3), ("shop/web-svc:80", "split", "shop/web-b:80", 6, 0, 0, 0)]
+        [("shop/web-svc:80", "split", "", 27, 14, 1, 3), ("shop/web-svc:80", "split", "shop/web-b:80", 6, 0, 0, 0)]
     );
     // Half of the first bucket, in milliseconds.
     assert_eq!(found.rows[0].http.as_ref().unwrap().p50_ms, Some(25.0));
