@@ -1,8 +1,12 @@
 //! What the verbs of `weft` show of the tutorial's mesh, beside what kubectl shows of it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::Write as _,
+};
 
 use serde_json::{Value, json};
+use tempfile::NamedTempFile;
 
 use crate::world::{MESH, SHOP, World};
 
@@ -18,6 +22,12 @@ fn error(world: &World, arguments: &[&str]) -> String {
         Ok(text) => panic!("weft {} succeeded: {text}", arguments.join(" ")),
         Err(error) => format!("{error:#}"),
     }
+}
+
+fn file_of(text: &str) -> NamedTempFile {
+    let mut file = NamedTempFile::new().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    file
 }
 
 /// The values of a field, in all rows.
@@ -46,6 +56,7 @@ pub(super) fn endpoints(world: &mut World) {
     assert_eq!(shown, pods(world, "web").union(&pods(world, "api")).cloned().collect());
     let none = error(world, &["diagnostics", "endpoints", "web.example.com:80"]);
     assert!(none.contains("web.example.com:80"), "{none}");
+    completion(world);
 }
 
 pub(super) fn policy(world: &mut World) {
@@ -72,6 +83,10 @@ pub(super) fn profile(world: &mut World) {
         let profile = read(world, &["diagnostics", "profile", &address]);
         assert_eq!(profile["fully_qualified_name"], WEB, "{address}: {profile:#}");
     }
+    // The webhook takes what `weft profile` prints.
+    let template = file_of(&world.weft(&["profile", "web", "-n", SHOP, "--template"]).unwrap());
+    let apply = ["apply", "--dry-run=server", "-o", "name", "-f", template.path().to_str().unwrap()];
+    assert_eq!(world.cluster.kubectl(&apply).unwrap().trim(), format!("serviceprofile.linkerd.io/{WEB}"));
 }
 
 pub(super) fn metrics(world: &mut World) {
@@ -143,4 +158,57 @@ pub(super) fn versions(world: &mut World) {
     assert_eq!(world.weft(&["version", "--client", "--short"]).unwrap(), format!("{own}\n"));
     let nowhere = world.weft(&["version", "-L", "nowhere"]).unwrap();
     assert!(nowhere.contains("Server version: unavailable"), "{nowhere}");
+    context_before_the_command(world);
+}
+
+/// The cluster of `--context` is asked, and not that of the kubeconfig's current context.
+fn context_before_the_command(world: &World) {
+    let config = world.cluster.kubectl(&["config", "view", "--raw", "--minify", "--flatten", "-o", "json"]).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    let name = config["current-context"].as_str().unwrap().to_owned();
+    let add = |list: &mut Value, entry: Value| list.as_array_mut().unwrap().push(entry);
+    add(&mut config["clusters"], json!({"name": "nowhere", "cluster": {"server": "https://127.0.0.1:1"}}));
+    let user = config["contexts"][0]["context"]["user"].clone();
+    add(&mut config["contexts"], json!({"name": "nowhere", "context": {"cluster": "nowhere", "user": user}}));
+    config["current-context"] = json!("nowhere");
+    let file = file_of(&config.to_string());
+    let kubeconfig = ["--kubeconfig", file.path().to_str().unwrap()];
+    let status = read(world, &[&kubeconfig[..], &["--context", &name, "status", "-n", SHOP, "-o", "json"]].concat());
+    let pods = status["pods"].as_array().unwrap();
+    assert!(!pods.is_empty() && pods.iter().all(|pod| pod["namespace"] == SHOP), "{status:#}");
+    let current = world.weft(&[&kubeconfig[..], &["version"]].concat()).unwrap();
+    assert!(current.contains("Server version: unavailable"), "{current}");
+}
+
+/// What is checked before an installation, where there is one.
+pub(super) fn checks_before_an_installation(world: &World) {
+    world.weft(&["check", "--crds"]).unwrap();
+    let mut check = world.cluster.command("weft");
+    let output = check.args(["check", "--pre", "-o", "json", "--wait", "0s"]).output().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((output.status.code(), &report["success"]), (Some(1), &false.into()), "{report:#}");
+    let categories = report["categories"].as_array().unwrap();
+    let checks: Vec<_> = categories.iter().flat_map(|category| category["checks"].as_array().unwrap()).collect();
+    let with = |result: &str| -> Vec<&str> {
+        let found = checks.iter().filter(|check| check["result"] == result);
+        found.map(|check| check["description"].as_str().unwrap()).collect()
+    };
+    assert_eq!(with("error"), ["control plane is not already installed"], "{report:#}");
+    for passed in ["nodes have a kernel that the agent supports", "no other agent of Weft is installed"] {
+        assert!(with("success").contains(&passed), "{report:#}");
+    }
+}
+
+/// In a real shell, with the script that `weft completion` prints.
+fn completion(world: &World) {
+    let script = format!(
+        "source <(weft completion bash)\nCOMP_WORDS=(weft trace -n {SHOP} deploy/)\nCOMP_CWORD=4\n\
+         _clap_complete_weft weft deploy/\nprintf '%s\\n' \"${{COMPREPLY[@]}}\""
+    );
+    let output = world.cluster.command("bash").args(["-c", &script]).output().unwrap();
+    let shown = String::from_utf8_lossy(&output.stdout);
+    let deployments = world.cluster.get(&["-n", SHOP, "deployments"]).unwrap();
+    let names = deployments["items"].as_array().unwrap().iter().map(|it| it["metadata"]["name"].as_str().unwrap());
+    let expected: BTreeSet<String> = names.map(|name| format!("deploy/{name}")).collect();
+    is(&shown.lines().collect(), &expected);
 }

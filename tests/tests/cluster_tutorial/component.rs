@@ -54,6 +54,8 @@ pub(super) fn shows_what_happens(world: &mut World) {
     world.cluster.apply(&manifests).unwrap();
     world.cluster.rolled_out(VIZ, "deploy/weft-viz").unwrap();
     world.weft(&["viz", "check"]).unwrap();
+    let check = world.weft(&["viz", "check", "--proxy", "-n", SHOP, "-o", "json"]).unwrap();
+    assert!(check.contains("weft-viz-data-plane") && !check.contains("\"error\""), "{check}");
     counts(world);
     taps(world);
     refuses(world);
@@ -152,9 +154,12 @@ impl Drop for Running {
 }
 
 fn taps(world: &World) {
-    let tap =
-        Running::start(world.cluster.command("weft").args(["tap", "deploy/client", "-n", SHOP, "--path", "/tapped"]));
-    let (client, mut seen) = (world.client(SHOP), Vec::new());
+    let start = |verb: &str| {
+        let arguments = [verb, "deploy/client", "-n", SHOP, "--path", "/tapped"];
+        Running::start(world.cluster.command("weft").args(arguments))
+    };
+    let (tap, top) = (start("tap"), start("top"));
+    let (client, mut seen, mut rows) = (world.client(SHOP), Vec::new(), Vec::new());
     let tapped = world.cluster.until(PATIENCE, |cluster| {
         let load = ["http1", "--target", "web.shop:80", "--path", "/tapped", "--count", "2"];
         let report = cluster.client(SHOP, &client, &load)?;
@@ -162,6 +167,8 @@ fn taps(world: &World) {
         seen.extend(tap.lines.try_iter());
         let has = |kind: &str, part: &str| seen.iter().any(|line| line.starts_with(kind) && line.contains(part));
         anyhow::ensure!(has("req", ":path=/tapped") && has("rsp", ":status=200") && has("end", ""), "{seen:?}");
+        rows.extend(top.lines.try_iter());
+        anyhow::ensure!(rows.iter().any(|row| row.contains("/tapped")), "{rows:?}");
         Ok(())
     });
     tapped.unwrap();

@@ -357,6 +357,7 @@ fn check_is_content(world: &mut World) {
     let report = world.weft(&["check", "--proxy", "-o", "json"]);
     let report: Value = serde_json::from_str(&report.unwrap()).unwrap();
     assert_eq!(report["success"], true, "{report:#}");
+    command_line::checks_before_an_installation(world);
 }
 
 fn nothing_is_left(world: &mut World) {
