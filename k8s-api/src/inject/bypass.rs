@@ -96,6 +96,12 @@ impl Forbidden {
     }
 }
 
+/// Whether the ports of an annotation `config.linkerd.io/skip-inbound-ports` have no effect, where the administrator
+/// allows these alone.
+pub fn forbidden_inbound_ports(own: &PortSet, allowed: &PortSet) -> Option<Forbidden> {
+    beyond(labels::SKIP_INBOUND_PORTS, own, allowed, INBOUND_SETTING)
+}
+
 /// What the administrator has set, beyond which annotations may lift nothing of a pod's redirection.
 #[derive(Clone, Copy)]
 pub(super) struct Limits<'a> {
@@ -103,12 +109,6 @@ pub(super) struct Limits<'a> {
     pub(super) skips: &'a Skips,
     pub(super) proxy_uid: i64,
     pub(super) proxy_gid: Option<i64>,
-}
-
-/// Whether the ports of an annotation `config.linkerd.io/skip-inbound-ports` have no effect, where the administrator
-/// allows these alone.
-pub fn forbidden_inbound_ports(own: &PortSet, allowed: &PortSet) -> Option<Forbidden> {
-    beyond(labels::SKIP_INBOUND_PORTS, own, allowed, INBOUND_SETTING)
 }
 
 /// Whether the pod is a part of the control plane. Anybody may set the label; where pods are not trusted with bypasses,
