@@ -78,9 +78,9 @@ pub struct ManifestError {
     pub field: String,
     /// What was found and what was expected.
     pub problem: String,
-    /// For readers that must fail closed, the object: its unreadable parts deny. If a type is wrong, or if what a Server
-    /// selects cannot be read, something stands for a policy that allows nothing, and for no other kind. To be used only
-    /// if no good version of the object is known.
+    /// For readers that must fail closed, the object: its unreadable parts deny. If a type is wrong, or if what a
+    /// Server selects cannot be read, something stands for a policy that allows nothing, and for no other kind. To be
+    /// used only if no good version of the object is known.
     pub restrictive: Option<Box<Object>>,
 }
 

@@ -50,8 +50,8 @@ pub(crate) fn chains_to(
     )
 }
 
-/// The methods of both verifiers about signatures: those of TLS 1.3, by the algorithms of `self.provider`, and none of TLS
-/// 1.2.
+/// The methods of both verifiers about signatures: those of TLS 1.3, by the algorithms of `self.provider`, and none of
+/// TLS 1.2.
 macro_rules! signatures {
     () => {
         fn verify_tls12_signature(

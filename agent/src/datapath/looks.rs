@@ -1,6 +1,6 @@
 //! Turns to look at pods on the node. A look takes time for what a pod has: processes, addresses, listeners. A node has
-//! few processors, so that few looks happen at a time. Pods that have tens of thousands of these have one turn together:
-//! they delay each other and no other pod.
+//! few processors, so that few looks happen at a time. Pods that have tens of thousands of these have one turn
+//! together: they delay each other and no other pod.
 
 use std::{
     collections::BTreeSet,

@@ -51,8 +51,8 @@ pub(crate) fn of_a_proxy(world: &mut World) {
     }
 }
 
-/// As after an upgrade from an agent that knew no admin port, on a node whose seccomp profile or security module forbids
-/// to duplicate descriptors of other processes.
+/// As after an upgrade from an agent that knew no admin port, on a node whose seccomp profile or security module
+/// forbids to duplicate descriptors of other processes.
 pub(crate) fn no_duplicates(world: &mut World) {
     let _mesh = Mesh::new(world);
     let request = world.request("b");

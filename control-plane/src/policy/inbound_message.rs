@@ -36,8 +36,8 @@ const GROUP: &str = weft_k8s_api::policy::GROUP;
 /// The gRPC status INTERNAL.
 const GRPC_INTERNAL: u32 = 13;
 
-/// The message of a port's policy. One that is too large for proxies would leave them with their last or default policy:
-/// they get one that admits nobody.
+/// The message of a port's policy. One that is too large for proxies would leave them with their last or default
+/// policy: they get one that admits nobody.
 pub(super) fn server(server: &InboundServer) -> Server {
     let message = unbounded(server);
     let bytes = message.encoded_len();

@@ -53,8 +53,8 @@ pub fn validate(profile: &ServiceProfile) -> Vec<Invalid> {
 }
 
 /// The conditions of routes that have no clause or no status. Linkerd's destination service does not send a profile
-/// with one (`toRequestMatch` and `toResponseMatch` in
-/// `linkerd2:controller/api/destination/profile_translator.go`); what else [`validate`] finds does not keep it from that.
+/// with one (`toRequestMatch` and `toResponseMatch` in `linkerd2:controller/api/destination/profile_translator.go`);
+/// what else [`validate`] finds does not keep it from that.
 pub fn conditions(profile: &ServiceProfileSpec) -> Vec<Invalid> {
     let mut found = Vec::new();
     for (index, route) in profile.routes.iter().flatten().enumerate() {

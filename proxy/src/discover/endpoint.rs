@@ -48,8 +48,8 @@ pub(crate) enum ProtocolHint {
     Unknown,
     /// HTTP/1 may travel as HTTP/2.
     Http2,
-    /// The port's policy forwards bytes: a transport header must not announce HTTP, or the endpoint's proxy answers with
-    /// 404.
+    /// The port's policy forwards bytes: a transport header must not announce HTTP, or the endpoint's proxy answers
+    /// with 404.
     Opaque,
 }
 

@@ -1,6 +1,7 @@
 //! The limit of requests that a worker answers at once. Requests beyond it are shed.
 //!
-//! Owns that one client cannot have all of them: in the upper half of the limit, a client has a sixteenth of it at most.
+//! Owns that one client cannot have all of them: in the upper half of the limit, a client has a sixteenth of it at
+//! most.
 
 use std::{
     collections::HashMap,

@@ -179,7 +179,7 @@ async fn what_finds_no_endpoint_is_tried_again_and_what_is_shed_is_not() {
     }
 }
 
-/// The next connection of HTTP/2, and the streams of so many requests on it.
+/// The next connection of HTTP/2, and the streams of this number of requests on it.
 async fn requested(listener: &TcpListener, requests: usize) -> (TcpStream, Vec<u32>) {
     let (mut server, _) = listener.accept().await.unwrap();
     server.read_exact(&mut [0; 24]).await.unwrap();

@@ -161,7 +161,7 @@ const FIRST: u32 = 1;
 const END_STREAM: u8 = 1;
 
 /// An endpoint whose responses have two seconds, and which rests after a failure, with a client that announces this
-/// window for each stream and sends so many requests.
+/// window for each stream and sends this number of requests.
 async fn requested(window: u32, requests: u32) -> (Proxy, TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let control = Control::default();

@@ -32,7 +32,7 @@ fn drip(chunks: u32) -> Body {
     body
 }
 
-/// A body whose server has sent so many frames.
+/// A body whose server has sent this number of frames.
 fn sent(frames: u32) -> (UnboundedSender<Result<Frame<Bytes>, BodyError>>, Body) {
     let (sender, body) = Body::channel();
     for _ in 0..frames {
