@@ -27,7 +27,7 @@ pub(crate) struct CheckedOut {
 
 /// Why a request was not answered.
 pub(crate) enum SendError {
-    /// Nothing was sent; the request is unchanged.
+    /// The endpoint did not process it; the request is unchanged.
     Unsent(Box<Request<Body>>, Unprocessed),
     /// It may have been sent.
     Failed(hyper::Error),
@@ -36,8 +36,8 @@ pub(crate) enum SendError {
 /// Sends a request over an idle connection or a new one; calls `sent` when there is one.
 ///
 /// # Errors
-/// See [`SendError`]. On a connection that had been idle, `Unsent` without a reason means that the peer has closed it,
-/// before the request, or while it was sent and repeating it does no harm.
+/// See [`SendError`]. With [`Unprocessed::ConnectionEnded`], the peer has closed a kept connection, before the request,
+/// or while it was sent and repeating it does no harm.
 pub(crate) async fn send(
     endpoint: &Arc<Endpoint>,
     request: Box<Request<Body>>,

@@ -1,6 +1,6 @@
 //! A request that has a route: it is sent, under its deadlines, as often as its terms allow.
 
-use std::{borrow::Cow, sync::atomic::AtomicBool, time::Duration};
+use std::{borrow::Cow, time::Duration};
 
 use http::{HeaderValue, Request, Response, Version};
 use rand::RngExt as _;
@@ -194,7 +194,7 @@ impl Routed<'_> {
             action,
             trace_id: traced.trace_id(),
             current: parking_lot::Mutex::default(),
-            is_counted: AtomicBool::new(false),
+            counted: parking_lot::Mutex::default(),
         };
         if let Some(profile) = profile {
             profile.actual.request();

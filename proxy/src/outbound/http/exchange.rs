@@ -2,13 +2,7 @@
 //!
 //! A request that no endpoint has seen goes to another one here, whatever the route says about retries.
 
-use std::{
-    num::NonZeroU128,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::{num::NonZeroU128, sync::Arc};
 
 use http::{HeaderValue, Request, Response, StatusCode, Uri, Version, header, uri::Authority};
 use parking_lot::Mutex;
@@ -65,8 +59,8 @@ pub(super) struct Exchange<'a> {
     pub(super) trace_id: Option<NonZeroU128>,
     /// The endpoint that has the request.
     pub(super) current: Mutex<Option<Current>>,
-    /// Whether the attempt is counted as a request to its endpoint.
-    pub(super) is_counted: AtomicBool,
+    /// The endpoint to which the attempt is counted as a request.
+    pub(super) counted: Mutex<Option<Arc<Endpoint>>>,
 }
 
 /// The endpoint that has a request, and the request's share of its load.
@@ -180,10 +174,10 @@ impl Exchange<'_> {
     ) -> Result<(Response<Body>, Box<ResponseObserver>), ExchangeError> {
         let mut search = self.search;
         let mut immediate = 0;
-        // The endpoint that refused the request last.
-        let mut refused_by: Option<Arc<Balanced>> = None;
+        // The endpoint that did not process the request last.
+        let mut avoided: Option<Arc<Balanced>> = None;
         loop {
-            let (endpoint, in_flight) = self.select(&search, refused_by.as_deref()).await?;
+            let (endpoint, in_flight) = self.select(&search, avoided.as_deref()).await?;
             let balanced = in_flight.as_ref().and_then(InFlight::balanced).cloned();
             self.check_identity(&endpoint)?;
             let taps = &self.connection.worker.shared.taps;
@@ -239,6 +233,7 @@ impl Exchange<'_> {
                 }
                 Unprocessed::ConnectionEnded if immediate < IMMEDIATE_ATTEMPTS => {
                     immediate += 1;
+                    avoided = balanced;
                     continue;
                 }
                 Unprocessed::ConnectionEnded => {
@@ -248,7 +243,7 @@ impl Exchange<'_> {
             };
             // An endpoint that refuses every request has to be found out, too.
             endpoint.http.failure(error.outcome(""), since.elapsed());
-            self.is_counted.store(false, Ordering::Relaxed);
+            *self.counted.lock() = None;
             if let Some(in_flight) = in_flight {
                 in_flight.report(Report::Failed);
             }
@@ -256,14 +251,16 @@ impl Exchange<'_> {
                 return Err(error);
             }
             immediate += 1;
-            refused_by = balanced;
+            avoided = balanced;
         }
     }
 
-    /// Counts the request when it is sent: once, also if its connection turns out to have ended.
-    fn sent(&self, endpoint: &Endpoint) {
-        if !self.is_counted.swap(true, Ordering::Relaxed) {
+    /// Counts the request when it is sent: once for an endpoint, also if its connection turns out to have ended.
+    fn sent(&self, endpoint: &Arc<Endpoint>) {
+        let mut counted = self.counted.lock();
+        if counted.as_ref().is_none_or(|known| !Arc::ptr_eq(known, endpoint)) {
             endpoint.http.request();
+            *counted = Some(Arc::clone(endpoint));
         }
     }
 

@@ -6,6 +6,7 @@ use super::{
     resilience::{Act, Script, changed, ejecting, metric, retry},
     *,
 };
+use crate::http::frames::frame;
 
 #[tokio::test]
 async fn a_stream_that_the_endpoint_refuses_is_sent_again_with_its_body() {
@@ -111,4 +112,46 @@ async fn a_policy_repeats_what_an_endpoint_refuses_after_its_pause() {
     assert_eq!(refused.load(Ordering::Relaxed), 12);
     assert_eq!(metric(&proxy, "outbound_http_route_retry_limit_exceeded_total"), 1);
     assert_eq!(metric(&proxy, "request_total"), 12);
+}
+
+/// An endpoint of HTTP/2 that says goodbye to every connection before it has processed a request.
+async fn leaving() -> SocketAddr {
+    serve_each(|mut stream| async move {
+        // GOAWAY without an error, and no stream before it.
+        let goodbye = [frame(4, 0, 0, &[]), frame(7, 0, 0, &[0; 8])].concat();
+        stream.read_exact(&mut [0; 24]).await.unwrap();
+        stream.write_all(&goodbye).await.unwrap();
+        while matches!(stream.read(&mut [0; 1024]).await, Ok(read) if read > 0) {}
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_request_that_goes_to_another_endpoint_is_counted_where_it_is_answered() {
+    let leaving = leaving().await;
+    // Requests without an answer make this one the dearer.
+    let answering = Script::new([Act::Late(Duration::from_secs(3600), 200); 3]);
+    let control = Control::default();
+    let service = "10.1.2.1:80".parse().unwrap();
+    control.policies.lock().insert(service, policy(SERVICE, vec![]));
+    let answering_addr = answering.listen().await;
+    control.update(SERVICE, add(vec![endpoint(answering_addr, None)]));
+    let proxy = Proxy::start(service, control).await;
+    let mut sender = http2(&proxy).await;
+    let mut waiting = tokio::task::JoinSet::new();
+    for _ in 0..3 {
+        waiting.spawn(sender.send_request(over_http2()));
+    }
+    crate::testing::eventually("three requests wait", || answering.received().len() == 3).await;
+    proxy.control.update(SERVICE, add(vec![endpoint(leaving, None)]));
+    let response = sender.send_request(over_http2()).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(text(response).await, "answer");
+    let count = |name: &str, addr: SocketAddr| {
+        let (of, text) = (format!("target_addr=\"{addr}\""), proxy.scrape());
+        let lines = text.lines().filter(|line| line.starts_with(&format!("{name}{{")) && line.contains(&of));
+        lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum::<u64>()
+    };
+    assert_eq!((count("request_total", answering_addr), count("response_total", answering_addr)), (4, 1));
+    assert_eq!((count("request_total", leaving), count("response_total", leaving)), (1, 0), "it was sent there, too");
 }
