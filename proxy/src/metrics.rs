@@ -151,6 +151,11 @@ pub(crate) fn label(
     (key.into(), value.into())
 }
 
+/// Whether the name of a label may contain this key. One with any other would lose the whole scrape.
+pub(crate) fn is_label_key(key: &str) -> bool {
+    key.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+}
+
 /// The labels `target_addr`, `target_ip` and `target_port`.
 pub(crate) fn target_labels(addr: SocketAddr) -> Labels {
     vec![

@@ -12,7 +12,11 @@ use weft_proto::linkerd::{
 };
 use weft_tls::identity::{Identity, ParseIdentityError};
 
-use crate::{config::Keepalive, metrics::Labels, route::proto::duration};
+use crate::{
+    config::Keepalive,
+    metrics::{Labels, is_label_key},
+    route::proto::duration,
+};
 
 /// The label with which the destination controller says that an endpoint may be sent nothing in plaintext.
 const REQUIRE_MTLS: &str = "require_mtls";
@@ -179,7 +183,7 @@ fn read_labels(set: &HashMap<String, String>, own: &HashMap<String, String>) -> 
         .iter()
         .filter(|(key, _)| !own.contains_key(*key))
         .chain(own)
-        .filter(|(key, _)| key.chars().all(|character| character.is_ascii_alphanumeric() || character == '_'))
+        .filter(|(key, _)| is_label_key(key))
         .map(|(key, value)| (Cow::Owned(format!("dst_{key}")), Cow::Owned(value.clone())))
         .collect();
     labels.sort();

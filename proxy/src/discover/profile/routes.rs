@@ -9,7 +9,7 @@ use weft_proto::linkerd::destination::{self, RetryBudget, request_match, respons
 use super::Profile;
 use crate::{
     discover::route::{Action, Distribution, HttpRoutes, ProfileLabels, ProfileRoute},
-    metrics::{Labels, label},
+    metrics::{Labels, is_label_key, label},
     request::{
         classify::{Class, Classes, Condition},
         terms::{Budget, BudgetSettings, MAX_REPLAY_BYTES, Retry, RetryWhen, Terms, Timeouts},
@@ -141,8 +141,8 @@ impl OneRoute {
         });
         let head = duration(message.timeout, "timeout")?.filter(|timeout| !timeout.is_zero());
         let timeouts = Timeouts { head, ..Timeouts::default() };
-        let mut labels: Labels =
-            message.metrics_labels.into_iter().map(|(key, value)| label(format!("rt_{key}"), value)).collect();
+        let named = message.metrics_labels.into_iter().filter(|(key, _)| is_label_key(key));
+        let mut labels: Labels = named.map(|(key, value)| label(format!("rt_{key}"), value)).collect();
         labels.sort();
         Ok(Self { condition, terms: Terms { timeouts, retry, allow_headers: false, classes }, labels })
     }

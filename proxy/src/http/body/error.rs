@@ -16,7 +16,7 @@ pub(crate) enum BodyError {
     /// Its time is over.
     #[error("the body was not read in time: {0}")]
     Expired(Expired),
-    /// The same, because clients of this proxy read slowly: the server has no part in it.
+    /// Another of these errors, which came because clients of this proxy read slowly: the server has no part in it.
     #[error("{0}, because clients read slowly")]
     Unread(Box<Self>),
     /// The request is being sent again, from the beginning.

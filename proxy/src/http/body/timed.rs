@@ -197,7 +197,8 @@ impl Rest {
     fn expire(&mut self, expired: Expired) -> Option<Waker> {
         let Self::Open(open) = self else { return None };
         let reader = open.reader.take();
-        let was_awaited = reader.is_some() && open.body.frames.is_empty();
+        // Who waits has read all that came before the deadline.
+        let was_awaited = reader.is_some();
         *self = Self::Expired { expired, was_awaited };
         reader
     }
