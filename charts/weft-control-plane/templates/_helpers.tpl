@@ -57,10 +57,6 @@ config.linkerd.io/default-inbound-policy: all-unauthenticated
 config.linkerd.io/opaque-ports: {{ . | quote }}
 {{- end }}
 config.linkerd.io/skip-outbound-ports: {{ $v.proxyInit.kubeAPIServerPorts | toString | quote }}
-{{- /* The streams of all proxies end here; docs/scale.md says what one client may take. */}}
-{{- if not (hasKey ($v.podAnnotations | default dict) "config.linkerd.io/proxy-additional-env") }}
-config.linkerd.io/proxy-additional-env: '[{"name":"LINKERD2_PROXY_INBOUND_MAX_IN_FLIGHT","value":"1048576"},{"name":"WEFT_PROXY_INBOUND_MAX_IN_FLIGHT_PER_CLIENT","value":"16384"}]'
-{{- end }}
 {{- /* A component's own annotations come first. */}}
 {{- with mergeOverwrite (dict) ($v.podAnnotations | default dict) (.own | default dict) }}
 {{ toYaml . }}

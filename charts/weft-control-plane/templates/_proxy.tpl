@@ -206,6 +206,11 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
         {{- end }}
     {{- end }}
     {{- end }}
+    # The streams of all proxies end here; docs/scale.md says what one client may take.
+    - name: LINKERD2_PROXY_INBOUND_MAX_IN_FLIGHT
+      value: "1048576"
+    - name: WEFT_PROXY_INBOUND_MAX_IN_FLIGHT_PER_CLIENT
+      value: "16384"
     {{- with $proxy.additionalEnv }}
     {{- toYaml . | nindent 4 }}
     {{- end }}

@@ -188,12 +188,22 @@ fn the_control_planes_own_proxy_is_the_injectors() {
     let decision = inject(&serde_json::from_value(bare).unwrap(), None, &config).unwrap();
     let Decision::Injected(pod) = decision else { panic!("{decision:?}") };
     let injected = serde_json::to_value(&pod).unwrap();
+    // The streams of all proxies end at the control plane's.
+    let of_control_plane = [
+        json!({"name": "LINKERD2_PROXY_INBOUND_MAX_IN_FLIGHT", "value": "1048576"}),
+        json!({"name": "WEFT_PROXY_INBOUND_MAX_IN_FLIGHT_PER_CLIENT", "value": "16384"}),
+    ];
+    for name in ["linkerd-destination", "linkerd-identity", "linkerd-proxy-injector"] {
+        let proxy = &object(&rendered, "Deployment", name)["spec"]["template"]["spec"]["initContainers"][0];
+        let environment = proxy["env"].as_array().unwrap();
+        assert!(of_control_plane.iter().all(|variable| environment.contains(variable)), "{name}: {environment:?}");
+    }
     let comparable = |pod: &Value| {
         let mut proxy = pod["spec"]["initContainers"][0].clone();
         // From the ConfigMap there, inlined in the environment here.
         let environment = proxy["env"].as_array().unwrap().iter();
         let others = environment.filter(|variable| variable["name"] != "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS");
-        proxy["env"] = others.cloned().collect();
+        proxy["env"] = others.filter(|variable| !of_control_plane.contains(variable)).cloned().collect();
         proxy
     };
     let (ours, theirs) = (comparable(template), comparable(&injected));
