@@ -216,10 +216,12 @@ async fn removed(args: &UninstallArgs) -> Result<(Vec<Object>, Option<String>)> 
             meshed.len()
         );
     }
-    if let Some(component) = cluster::InstalledViz::find(&cluster).await?.filter(|_| !args.force) {
+    if !args.force
+        && let Some(component) = cluster::InstalledViz::find(&cluster).await?
+    {
+        let why = if args.keep_crds { "needs the mesh" } else { "has policies, whose kinds go with the mesh" };
         bail!(
-            "the component weft-viz is installed, and the kinds of its policies go with the mesh: first `{}`; --force \
-             prints manifests anyway",
+            "the component weft-viz is installed and {why}: first `{}`; --force prints manifests anyway",
             component.removal()
         );
     }
