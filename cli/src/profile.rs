@@ -15,6 +15,7 @@ use clap::Args;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use weft_k8s_api::{
+    names,
     profile::{Route, ServiceProfile, ServiceProfileSpec, validate},
     values::Values,
 };
@@ -104,13 +105,7 @@ fn routes(from: &From) -> Result<Option<Vec<Route>>> {
 
 /// A DNS label, as names of Services and namespaces are (RFC 1123).
 fn check_label(what: &str, name: &str) -> Result<()> {
-    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    let good = !name.is_empty()
-        && name.len() <= 63
-        && name.chars().all(inner)
-        && !name.starts_with('-')
-        && !name.ends_with('-');
-    if !good {
+    if !names::is_label(name) {
         bail!("{what} {name:?}: expected lower case letters, digits and -, such as web");
     }
     Ok(())
