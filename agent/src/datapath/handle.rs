@@ -244,8 +244,10 @@ impl Handle {
                             Otherwise::Nothing => return Err(error),
                             Otherwise::Outbound => failed = Some(error),
                             Otherwise::SkippedAdminPort => {
-                                rules = Arc::new(rules.with_admin_port_skipped());
-                                skipped = Some(error);
+                                let skipping = rules.with_admin_port_skipped();
+                                // Where the pod's own rules skip it, nothing is to be told.
+                                skipped = (skipping != *rules).then_some(error);
+                                rules = Arc::new(skipping);
                             }
                         }
                         Ok(Vec::new())
