@@ -26,7 +26,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
-use image::{Files, Image, Layer};
+use image::{Files, Image, Layer, PROGRAM_MODE};
 use programs::{Programs, in_registry};
 use weft_xtask::{
     build::Profile,
@@ -214,7 +214,7 @@ fn pack_into(directory: &Path, workspace: &Workspace, programs: &Programs, regis
         let archive = directory.join(format!("{}-{VERSION}.tar", recipe.name));
         let name = format!("{registry}/{}:{VERSION}", recipe.name);
         let own: Vec<_> = recipe.programs.iter().map(|name| programs.path(name)).collect();
-        let inputs = name.clone() + "\n" + &fingerprint(own.iter().chain(&libraries))?;
+        let inputs = format!("{name}\n{PROGRAM_MODE:o}\n") + &fingerprint(own.iter().chain(&libraries))?;
         let known = directory.join(format!(".{}.inputs", recipe.name));
         if !archive.exists() || fs::read_to_string(&known).ok().as_ref() != Some(&inputs) {
             step(&format!("write {}", archive.display()));

@@ -14,7 +14,7 @@ const CELL: usize = 140;
 /// Heads of columns that list tests, whose names are sentences.
 const PROOFS: [&str; 4] = ["Proof", "Proofs", "Test", "Tests"];
 
-/// Documents that `cargo run` writes from what `--help` prints.
+/// Documents that a test writes from the definitions of the commands (`cli/src/reference.rs`).
 const GENERATED: &str = "docs/reference";
 
 /// Checks comments of sources, given with their paths, and the text and tables of documents.

@@ -15,6 +15,9 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+/// The permissions of programs.
+pub(super) const PROGRAM_MODE: u32 = 0o711;
+
 /// Part of a file system: files by absolute path.
 #[derive(Debug, Default)]
 pub(crate) struct Files(BTreeMap<String, (u32, Vec<u8>)>);
@@ -32,7 +35,7 @@ impl Files {
     /// # Errors
     /// When it cannot be read.
     pub(crate) fn add_program(&mut self, path: &str, from: &Path) -> Result<()> {
-        self.add_file(path, 0o711, from)
+        self.add_file(path, PROGRAM_MODE, from)
     }
 
     /// Adds a library of this host, which its users have to read.
