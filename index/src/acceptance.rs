@@ -1,6 +1,7 @@
 //! Whether a parent accepts a route. Policies and statuses are derived from the same answer, so that a route is in
-//! force where its status says so, and does not wait for the status to be written. As with Linkerd, a Server also
-//! accepts routes and rate limits that its protocol does not have, and the index reports them.
+//! force where its status says so, and does not wait for the status to be written, except for clients whose own
+//! namespace has a route of a stronger kind: they follow that one. As with Linkerd, a Server also accepts routes and
+//! rate limits that its protocol does not have, and the index reports them.
 
 use std::sync::Arc;
 

@@ -30,9 +30,13 @@ pub(crate) fn unused(store: &Store, cluster: &Cluster, server: &Key) -> BTreeMap
     let routes = acceptance::accepted_by_server(store, cluster, server).into_iter();
     let routes = routes.filter(|route| !routes::has(protocol, &route.rules)).map(|route| {
         let wanted = if matches!(route.rules, Rules::Grpc { .. }) { "gRPC" } else { "HTTP/1 or HTTP/2" };
+        let other = match protocol {
+            ServerProtocol::Opaque | ServerProtocol::Tls => "",
+            _ => "use a route of that kind, or ",
+        };
         let problem = format!(
-            "spec.parentRefs: Server {name} has {named} and with it {has}: the route has no effect there; use a route \
-             of that kind, or set proxyProtocol to {wanted}"
+            "spec.parentRefs: Server {name} has {named} and with it {has}: the route has no effect there; {other}set \
+             proxyProtocol to {wanted}"
         );
         (route.id.reference(), problem)
     });
