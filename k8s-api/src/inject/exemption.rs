@@ -4,6 +4,7 @@ use std::str::FromStr;
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec, SecurityContext};
 
+use super::running::proxy_container;
 use crate::{field::FieldPath, labels};
 
 /// How the kernel recognises the proxy, whose connections it does not redirect; the later variant is the stricter one.
@@ -64,10 +65,8 @@ impl ExemptionRules {
 
 /// The user that the pod's spec gives the proxy. Unlike the annotation, it does not change while the pod runs.
 pub(super) fn proxy_user(pod: &Pod) -> Option<i64> {
-    let spec = pod.spec.as_ref()?;
-    let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
-    let own = containers.find(|container| container.name == labels::PROXY_CONTAINER)?.security_context.as_ref();
-    let whole = spec.security_context.as_ref().and_then(|whole| whole.run_as_user);
+    let own = proxy_container(pod)?.security_context.as_ref();
+    let whole = pod.spec.as_ref()?.security_context.as_ref().and_then(|whole| whole.run_as_user);
     own.and_then(|own| own.run_as_user).or(whole).filter(|uid| *uid > 0)
 }
 
