@@ -298,7 +298,7 @@ pub(crate) const CASES: &[Case] = &[
         outcome: seen(&[("syn-ack", "192.0.2.7")]),
         differs: differs(
             fails("EAGAIN"),
-            "the packet leaves the pod, its target may answer: Weft sees connect(2) and TCP. Drop `CAP_NET_RAW`",
+            "the packet leaves the pod, its target may answer: Weft sees connect(2) and TCP sockets, not raw ones. Drop `CAP_NET_RAW`",
         ),
         ..UNTOUCHED
     },
