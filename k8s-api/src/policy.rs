@@ -25,7 +25,7 @@ pub use rate_limit::{
     HttpLocalRateLimitPolicy, HttpLocalRateLimitPolicySpec, HttpLocalRateLimitPolicyStatus, RateLimit,
     RateLimitOverride,
 };
-pub use selector::selects;
+pub use selector::{is_readable, selects};
 pub use server::{EVERY_PORT, ProxyProtocol, Server, ServerSpec};
 pub use server_authorization::{
     Client, MeshTls, ServerAuthorization, ServerAuthorizationSpec, ServerReference, ServiceAccountReference,

@@ -327,6 +327,8 @@ fn a_server_with_a_wrong_type_denies_what_it_may_select_and_nothing_grants_more(
         ("a selector of external workloads", json!({"podSelector": null, "externalWorkloadSelector": 1}), &[]),
         ("the name of a port", json!({"port": "http", "accessPolicy": 1}), &[8080]),
         ("a port", json!({"port": []}), &[8080, 7070]),
+        ("a quoted number", json!({"port": "8080"}), &[8080]),
+        ("an operator", json!({"podSelector": {"matchExpressions": [{"key": "a", "operator": "in"}]}}), &[8080]),
         ("no port", json!({"port": null}), &[8080, 7070]),
         ("a port of 0", json!({"port": 0}), &[8080, 7070]),
         ("a port beyond the last", json!({"port": 80800, "accessPolicy": "all-unauthenticated"}), &[8080, 7070]),

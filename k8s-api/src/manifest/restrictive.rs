@@ -16,7 +16,7 @@ use crate::{
     labels,
     policy::{
         EVERY_PORT, EgressNetwork, EgressNetworkSpec, HttpLocalRateLimitPolicy, HttpLocalRateLimitPolicySpec,
-        RateLimit, Server, ServerSpec,
+        RateLimit, Server, ServerSpec, is_readable,
         route::{GatewayHttpRoute, GrpcRoute, HttpRoute, ParentReference, TcpRoute, TlsRoute},
         validate,
     },
@@ -77,7 +77,7 @@ fn server(spec: &Value) -> (ServerSpec, bool) {
     let has_selector = ["podSelector", "externalWorkloadSelector"].iter().any(|name| !spec[name].is_null());
     let mut selector = |name: &str| match &spec[name] {
         Value::Null if has_selector => None,
-        selector => part(selector).or_else(|| {
+        selector => part(selector).filter(is_readable).or_else(|| {
             is_widened = true;
             Some(LabelSelector::default())
         }),
@@ -87,7 +87,15 @@ fn server(spec: &Value) -> (ServerSpec, bool) {
         IntOrString::Int(number) => (1..=65535).contains(number),
         IntOrString::String(name) => ports::is_port_name(name),
     };
-    let port = part(&spec["port"]).filter(is_port).unwrap_or_else(|| {
+    // A quoted number is no name of a port; what it was to select is plain.
+    let unquoted = |port: IntOrString| match port {
+        IntOrString::String(text) => match text.parse::<u16>() {
+            Ok(number) => IntOrString::Int(number.into()),
+            Err(_) => IntOrString::String(text),
+        },
+        number @ IntOrString::Int(_) => number,
+    };
+    let port = part(&spec["port"]).map(unquoted).filter(is_port).unwrap_or_else(|| {
         is_widened = true;
         EVERY_PORT
     });

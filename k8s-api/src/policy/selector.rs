@@ -23,6 +23,12 @@ pub fn selects(selector: &LabelSelector, labels: Option<&BTreeMap<String, String
         })
 }
 
+/// Whether all operators of `selector` are known. Of another one it cannot be said what it selects.
+pub fn is_readable(selector: &LabelSelector) -> bool {
+    let mut rules = selector.match_expressions.iter().flatten();
+    rules.all(|rule| matches!(rule.operator.as_str(), "In" | "NotIn" | "Exists" | "DoesNotExist"))
+}
+
 /// The schema of a label selector in a custom resource definition.
 pub(super) fn schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
@@ -75,6 +81,18 @@ mod tests {
         }
         check(json!({"matchExpressions": [{"key": "none", "operator": "NotIn", "values": ["x"]}]}), true);
         check(json!({"matchExpressions": [{"key": "none", "operator": "Exists"}]}), false);
+    }
+
+    #[test]
+    fn a_selector_with_an_unknown_operator_is_not_readable() {
+        for (operator, expected) in
+            [("In", true), ("NotIn", true), ("Exists", true), ("DoesNotExist", true), ("in", false), ("", false)]
+        {
+            let rules = json!([{"key": "app", "operator": "Exists"}, {"key": "app", "operator": operator}]);
+            let selector: LabelSelector = serde_json::from_value(json!({"matchExpressions": rules})).unwrap();
+            assert_eq!(is_readable(&selector), expected, "{operator:?}");
+        }
+        assert!(is_readable(&LabelSelector::default()));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use super::networks;
 use crate::{
     field::{FieldPath, Invalid},
-    policy::{Server, ServerAuthorization},
+    policy::{Server, ServerAuthorization, is_readable},
     ports,
 };
 
@@ -39,6 +39,13 @@ pub fn server_selection(server: &Server) -> Vec<Invalid> {
                 .invalid("second selector, expected one of podSelector and externalWorkloadSelector"),
         ),
         _ => {}
+    }
+    let selectors =
+        [("spec.podSelector", &spec.pod_selector), ("spec.externalWorkloadSelector", &spec.external_workload_selector)];
+    for (field, selector) in selectors {
+        if selector.as_ref().is_some_and(|selector| !is_readable(selector)) {
+            found.push(FieldPath::of(field).invalid("unknown operator, expected In, NotIn, Exists or DoesNotExist"));
+        }
     }
     match &spec.port {
         IntOrString::Int(1..=65535) => {}
@@ -116,6 +123,14 @@ mod tests {
             json!({"podSelector": selector, "externalWorkloadSelector": {}, "port": 80}),
             &["spec.externalWorkloadSelector"],
         );
+        for (operator, is_known) in [("In", true), ("in", false)] {
+            let selector = json!({"matchExpressions": [{"key": "app", "operator": operator, "values": ["web"]}]});
+            for field in ["podSelector", "externalWorkloadSelector"] {
+                let problem = format!("spec.{field}");
+                let expected = [problem.as_str()];
+                check(json!({field: selector, "port": 80}), if is_known { &[] } else { &expected });
+            }
+        }
         check(json!({"podSelector": selector, "port": 80, "proxyProtocol": "http"}), &["spec.proxyProtocol"]);
         check(json!({"podSelector": selector, "port": 80, "accessPolicy": "all"}), &["spec.accessPolicy"]);
     }
