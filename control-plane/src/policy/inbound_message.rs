@@ -1,6 +1,6 @@
 //! Inbound policies as messages.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use http::StatusCode;
 use prost::Message as _;
@@ -26,7 +26,7 @@ use weft_proto::linkerd::{
 use super::{DETECT_TIMEOUT, default_metadata, labels, resource_metadata, route_message};
 use weft_index::{
     Authentication, Authorization, InboundRateLimit, InboundRoute, InboundRoutes, InboundServer, Origin, RouteId,
-    ServerProtocol,
+    ServerPolicy, ServerProtocol,
 };
 
 /// The largest message in bytes that gRPC's clients take unless they ask for more, as no proxy does.
@@ -37,7 +37,7 @@ const GROUP: &str = weft_k8s_api::policy::GROUP;
 const GRPC_INTERNAL: u32 = 13;
 
 /// The message of a port's policy. One that is too large for proxies would leave them with their last or default
-/// policy: they get one that admits nobody.
+/// policy: they get one that admits nothing but probes, and that has the same protocol.
 pub(super) fn server(server: &InboundServer) -> Server {
     let message = unbounded(server);
     let bytes = message.encoded_len();
@@ -50,8 +50,13 @@ pub(super) fn server(server: &InboundServer) -> Server {
         "the policy of a Server is too large for proxies, which deny every client: have fewer or smaller routes and \
          authorizations apply to it"
     );
-    let protocol = ProxyProtocol { kind: Some(Kind::Opaque(proxy_protocol::Opaque {})) };
-    Server { protocol: Some(protocol), authorizations: Vec::new(), ..message }
+    let policy = ServerPolicy {
+        authorizations: Vec::new(),
+        routes: InboundRoutes::Default,
+        rate_limit: None,
+        ..(*server.policy).clone()
+    };
+    unbounded(&InboundServer { policy: Arc::new(policy), probe_paths: server.probe_paths.clone() })
 }
 
 fn unbounded(server: &InboundServer) -> Server {

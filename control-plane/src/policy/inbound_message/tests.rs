@@ -320,13 +320,21 @@ spec:
 
 #[test]
 fn a_policy_that_is_too_large_for_proxies_denies() {
-    for (number, is_admitted) in [(100, true), (30_000, false)] {
+    let own = "policy.linkerd.io/HTTPRoute/r";
+    for (number, target, of_server, of_routes) in [
+        (100, "kind: Server, name: s", 1, &[("default/default", 0), ("default/probe", 1)][..]),
+        (30_000, "kind: Server, name: s", 0, &[("default/default", 0), ("default/probe", 1)]),
+        // Where a route is attached, there is none for probes.
+        (100, "kind: HTTPRoute, name: r", 0, &[(own, 1)]),
+        (30_000, "kind: HTTPRoute, name: r", 0, &[("default/default", 0)]),
+    ] {
         let identities: Vec<_> = (0..number).map(|number| format!("a{number:0>62}.{0}.{0}", "b".repeat(63))).collect();
+        let attached = if target.contains("Route") { route(POLICY, "HTTPRoute", "r", "") } else { String::new() };
         let message = answer(
             "HTTP/2",
-            &[],
+            &["0.0.0.0/0"],
             &format!(
-                "---
+                "{attached}---
 apiVersion: policy.linkerd.io/v1alpha1
 kind: MeshTLSAuthentication
 metadata: {{name: many, namespace: shop}}
@@ -336,14 +344,21 @@ apiVersion: policy.linkerd.io/v1alpha1
 kind: AuthorizationPolicy
 metadata: {{name: many, namespace: shop}}
 spec:
-  targetRef: {{group: policy.linkerd.io, kind: Server, name: s}}
+  targetRef: {{group: policy.linkerd.io, {target}}}
   requiredAuthenticationRefs: [{{group: policy.linkerd.io, kind: MeshTLSAuthentication, name: many}}]
 ",
                 identities.join(", ")
             ),
         );
-        assert_eq!(!message.authorizations.is_empty(), is_admitted);
-        assert_eq!(matches!(kind(&message), Kind::Opaque(_)), !is_admitted);
+        assert!(matches!(kind(&message), Kind::Http2(_)), "{target}: {number}");
+        assert_eq!(message.authorizations.len(), of_server, "{target}: {number}");
+        let names = names(http(&message));
+        let found: Vec<_> = names
+            .iter()
+            .map(String::as_str)
+            .zip(http(&message).iter().map(|route| route.authorizations.len()))
+            .collect();
+        assert_eq!(found, of_routes, "{target}: {number}");
         assert_eq!(message.labels["name"], "s");
         assert!(message.encoded_len() <= LARGEST_MESSAGE);
     }
