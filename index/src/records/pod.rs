@@ -114,9 +114,10 @@ impl PodRecord {
         };
         let container = serving().find(|container| container.name == labels::PROXY_CONTAINER);
         let proxy = container.and_then(proxy_listeners);
-        let meshed = pod.metadata.labels.as_ref().and_then(|all| all.get(labels::CONTROL_PLANE_NS));
+        let namespace = pod.metadata.labels.as_ref().and_then(|all| all.get(labels::CONTROL_PLANE_NS));
+        let is_meshed = namespace.is_some_and(|namespace| !namespace.is_empty());
         // A pod without the container is fine: the node agent has the label too.
-        if container.is_some() && proxy.is_none() && meshed.is_some_and(|namespace| !namespace.is_empty()) {
+        if container.is_some() && proxy.is_none() && is_meshed {
             problems.push(format!(
                 "pod is labelled as meshed, but the environment of its container {} names no inbound, admin and \
                  control addresses; it is not announced",
@@ -137,7 +138,8 @@ impl PodRecord {
                 .unwrap_or_else(|| "default".to_owned()),
             labels: pod.metadata.labels.clone().unwrap_or_default(),
             owner: single_owner(&pod.metadata),
-            skip_inbound: skip_inbound(&pod.metadata, allowed_skips, &mut problems),
+            // Without a proxy there is nothing to bypass.
+            skip_inbound: skip_inbound(&pod.metadata, allowed_skips.filter(|_| is_meshed), &mut problems),
             require_identity: require_identity(&pod.metadata, &mut problems),
             default_policy: DefaultPolicyAnnotation::read(&pod.metadata, &mut problems),
             proxy,
@@ -201,7 +203,7 @@ fn skip_inbound(metadata: &ObjectMeta, allowed: Option<&PortSet>, problems: &mut
 /// The listeners, or `None` if one of the three addresses is missing: such an endpoint is not announced (as in
 /// Linkerd).
 fn proxy_listeners(container: &Container) -> Option<ProxyListeners> {
-    let address = |name: &str| container.env.iter().flatten().find(|var| var.name == name)?.value.as_deref();
+    let address = |name: &str| inject::variable(container, name);
     let port = |address: &str| address.rsplit(':').next()?.parse().ok();
     let inbound = address("LINKERD2_PROXY_INBOUND_LISTEN_ADDR")?;
     Some(ProxyListeners {

@@ -24,13 +24,30 @@ fn a_port_that_may_not_be_skipped_stays_meshed() {
         assert_eq!(seen, (is_meshed, is_meshed, is_meshed), "{ports} where {allowed:?} is allowed");
     }
     let world = World::with(|cluster| cluster.allowed_skips = Some(PortSet::default()));
-    let object = manifest::from_api(Kind::Pod, pod("web-1", "10.244.0.1", skips("8080"))).unwrap();
-    let problems = world.index().apply(vec![Event::Apply(Box::new(object))]).problems;
+    let problems = |change: Value| {
+        let object = manifest::from_api(Kind::Pod, pod("web-1", "10.244.0.1", change)).unwrap();
+        world.index().apply(vec![Event::Apply(Box::new(object))]).problems
+    };
+    let mut unmeshed = skips("8080");
+    merge(&mut unmeshed, json!({"metadata": {"labels": {"linkerd.io/control-plane-ns": ""}}}));
+    assert!(problems(unmeshed).is_empty(), "it has no proxy to bypass");
+    let problems = problems(skips("8080"));
     let [Problem { object, problem }] = &problems[..] else { panic!("{problems:?}") };
     assert_eq!(object, "Pod shop/web-1");
     for part in ["skip-inbound-ports", "8080", "agent.allowBypass", "proxyInit.ignoreInboundPorts", "no effect"] {
         assert!(problem.contains(part), "{problem}");
     }
+}
+
+#[test]
+fn of_an_address_that_a_proxy_is_given_twice_the_last_one_counts() {
+    let proxy = json!({"name": "linkerd-proxy", "restartPolicy": "Always", "env": [
+        {"name": "LINKERD2_PROXY_INBOUND_LISTEN_ADDR", "value": "0.0.0.0:4143"},
+        {"name": "LINKERD2_PROXY_ADMIN_LISTEN_ADDR", "value": "0.0.0.0:4191"},
+        {"name": "LINKERD2_PROXY_CONTROL_LISTEN_ADDR", "value": "0.0.0.0:4190"},
+        {"name": "LINKERD2_PROXY_INBOUND_LISTEN_ADDR", "value": "0.0.0.0:5143"}]});
+    let found = endpoint(&World::new(), json!({"spec": {"initContainers": [proxy]}})).unwrap();
+    assert_eq!(found.transport_port, Some(5143));
 }
 
 #[test]

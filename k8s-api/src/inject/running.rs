@@ -12,7 +12,7 @@ pub(crate) fn proxy_container(pod: &Pod) -> Option<&Container> {
 }
 
 /// A variable's value; of several variables of one name, the last one's, as for the kubelet.
-pub(crate) fn variable<'a>(container: &'a Container, name: &str) -> Option<&'a str> {
+pub fn variable<'a>(container: &'a Container, name: &str) -> Option<&'a str> {
     let mut variables = container.env.iter().flatten();
     variables.rfind(|variable| variable.name == name)?.value.as_deref()
 }
