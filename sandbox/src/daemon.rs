@@ -185,7 +185,7 @@ async fn serve(
         names: names_tx,
         next_pod: FIRST_POD,
         pods: BTreeMap::new(),
-        good: HashMap::new(),
+        last: HashMap::new(),
         desired: Desired::default(),
         errors: Vec::new(),
         ignored: Vec::new(),
@@ -210,8 +210,8 @@ struct Daemon<R> {
     next_pod: u32,
     /// Pods by number.
     pods: BTreeMap<u32, Handle>,
-    /// The last good version of every object in the manifests.
-    good: HashMap<ObjectRef, Object>,
+    /// What was last used of every object in the manifests.
+    last: HashMap<ObjectRef, Used>,
     desired: Desired,
     errors: Vec<String>,
     /// Objects of kinds that are not used, one line each.
@@ -294,7 +294,7 @@ impl<R: FnMut(&State)> Daemon<R> {
         for ignored in &manifests.ignored {
             tracing::warn!(file = %ignored.file.display(), line = ignored.line, kind = %ignored.kind, "the sandbox does not use this kind");
         }
-        let objects = usable(manifests, &mut self.good);
+        let objects = usable(manifests, &mut self.last);
         let mut all = desired(objects, &self.inject, &mut self.allocator);
         if self.shared.config.control_plane == ControlPlane::Weft {
             let own = control_plane::control_plane(&self.shared.config, &self.inject, &mut self.allocator);
@@ -429,22 +429,45 @@ fn key_of(pod: &DesiredPod) -> (String, String) {
     (metadata.namespace.clone().unwrap_or_default(), metadata.name.clone().unwrap_or_default())
 }
 
+/// What was used of an object at the last reading.
+struct Used {
+    object: Object,
+    file: Arc<Path>,
+    /// Whether it was read as it is, and is not the strictest reading of a document that was never good.
+    is_good: bool,
+}
+
 /// The objects that can be used. A document that became invalid keeps its last good version, as in an API server; where
-/// there is none, its strictest reading counts, as long as the document says the same.
-fn usable(manifests: manifest::Manifests, good: &mut HashMap<ObjectRef, Object>) -> Vec<Object> {
-    let mut objects: Vec<_> = manifests.objects.into_iter().map(|located| located.object).collect();
-    let mut now: HashMap<_, _> = objects.iter().map(|object| (object.reference(), object.clone())).collect();
-    let mut seen: HashSet<_> = now.keys().cloned().collect();
-    for error in manifests.errors {
-        let Some(reference) = error.object.filter(|reference| seen.insert(reference.clone())) else { continue };
-        if let Some(last) = good.remove(&reference) {
-            objects.push(last.clone());
-            now.insert(reference, last);
-        } else if let Some(restrictive) = error.restrictive {
-            objects.push(*restrictive);
-        }
+/// there is none, its strictest reading counts, as long as the document says the same. If an invalid document does not
+/// even say which object it is, all that is missing in its file stays.
+fn usable(manifests: manifest::Manifests, last: &mut HashMap<ObjectRef, Used>) -> Vec<Object> {
+    let mut objects = Vec::new();
+    let mut now = HashMap::new();
+    for located in manifests.objects {
+        objects.push(located.object.clone());
+        now.insert(located.object.reference(), Used { object: located.object, file: located.file, is_good: true });
     }
-    *good = now;
+    let mut damaged = HashSet::new();
+    for error in manifests.errors {
+        let Some(reference) = error.object else {
+            damaged.insert(error.file);
+            continue;
+        };
+        if now.contains_key(&reference) {
+            continue;
+        }
+        let good = last.get(&reference).filter(|used| used.is_good).map(|used| used.object.clone());
+        let is_good = good.is_some();
+        let Some(object) = good.or_else(|| error.restrictive.map(|restrictive| *restrictive)) else { continue };
+        objects.push(object.clone());
+        now.insert(reference, Used { object, file: error.file, is_good });
+    }
+    let kept = last.drain().filter(|(reference, used)| !now.contains_key(reference) && damaged.contains(&used.file));
+    let mut kept: Vec<_> = kept.collect();
+    kept.sort_by(|(one, _), (other, _)| one.cmp(other));
+    objects.extend(kept.iter().map(|(_, used)| used.object.clone()));
+    now.extend(kept);
+    *last = now;
     objects
 }
 
@@ -484,12 +507,12 @@ mod tests {
 
     #[test]
     fn what_was_never_good_is_read_anew_and_what_was_good_stays() {
-        let mut good = HashMap::new();
+        let mut last = HashMap::new();
         let mut port = |spec: &str| {
             let text = format!(
                 "apiVersion: policy.linkerd.io/v1beta3\nkind: Server\nmetadata: {{name: s, namespace: shop}}\nspec: {spec}\n"
             );
-            match &usable(manifest::parse(Path::new("a.yaml"), &text), &mut good)[..] {
+            match &usable(manifest::parse(Path::new("a.yaml"), &text), &mut last)[..] {
                 [Object::Server(server)] => server.spec.port.clone(),
                 other => panic!("{other:?}"),
             }
@@ -503,5 +526,37 @@ mod tests {
             port("{podSelector: {}, port: 9090, accessPolicy: alow, proxyProtocol: http}"),
             IntOrString::Int(7070)
         );
+    }
+
+    #[test]
+    fn what_a_file_has_stays_while_a_document_in_it_cannot_be_told() {
+        let account = |name: &str| {
+            format!("apiVersion: v1\nkind: ServiceAccount\nmetadata: {{name: {name}, namespace: shop}}\n---\n")
+        };
+        let server = |port: &str| {
+            format!(
+                "apiVersion: policy.linkerd.io/v1beta3\nkind: Server\nmetadata: {{name: s, namespace: shop}}\n\
+                 spec: {{podSelector: {{}}, port: {port}}}\n---\n"
+            )
+        };
+        let damage = "kind: [\n---\n";
+        let mut last = HashMap::new();
+        let mut check = |a: &str, b: &str, expected: &str| {
+            let (mut read, other) = (manifest::parse(Path::new("a.yaml"), a), manifest::parse(Path::new("b.yaml"), b));
+            read.objects.extend(other.objects);
+            read.errors.extend(other.errors);
+            let names: Vec<_> = usable(read, &mut last).iter().map(|object| object.reference().name).collect();
+            assert_eq!(names.join(" "), expected, "{a}");
+        };
+        check(&(account("x") + &account("y")), &account("z"), "x y z");
+        check(&(damage.to_owned() + &account("y")), "", "y x");
+        check(damage, "", "x y");
+        check(&account("y"), damage, "y");
+        // What stands for a Server that was never good stays as well.
+        check(&server("[]"), "", "s");
+        check(damage, "", "s");
+        check(&server("80"), "", "s");
+        check(damage, "", "s");
+        check("", damage, "");
     }
 }
