@@ -58,7 +58,8 @@ fn too_wide<'a>(lines: impl Iterator<Item = Option<&'a str>>) -> Vec<usize> {
             is_code = false;
             continue;
         };
-        let text = line.trim_start().trim_start_matches(['/', '!']);
+        // A comment's text, or the line of a document with its indentation, which may make it code.
+        let text = comment(line).map_or(line, |comment| comment.trim_start().trim_start_matches(['/', '!']));
         if text.trim_start().starts_with("```") {
             is_code = !is_code;
         } else if !is_code && line.chars().count() > COLUMNS && !text.starts_with("    ") && !is_whole(text) {
