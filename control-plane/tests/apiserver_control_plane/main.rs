@@ -337,8 +337,8 @@ async fn policies_of_the_cluster_decide() {
     // A resource that the schema accepts and that cannot be parsed denies, and is reported.
     world.apply(networks("192.0.2.0/240")).await;
     world.port_policy(&policy, "web-1", 8080, &[]).await;
-    policy.says("unreadable object").await;
-    let reported = policy.lines("unreadable object");
+    policy.says("object cannot be read").await;
+    let reported = policy.lines("object cannot be read");
     let named = |line: &String| line.contains("spec.networks[0].cidr") && line.contains("\"ERROR\"");
     assert!(reported.len() == 1 && reported.iter().all(named), "{reported:?}");
     world.has_event("NetworkAuthentication", "office", "Unreadable", "spec.networks[0].cidr: ").await;
