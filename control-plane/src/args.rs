@@ -62,6 +62,7 @@ pub(crate) enum Command {
 
 /// Which services to run.
 #[derive(Debug, Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "there is one, boxed, in the life of a process")]
 pub(crate) enum RunCommand {
     /// Run every service in one process.
     All {

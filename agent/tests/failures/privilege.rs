@@ -83,8 +83,8 @@ pub(crate) fn no_duplicates(world: &mut World) {
         client.connect("10.98.0.2:9090").reached(4143);
         client.connect("10.98.0.2:4191").reached(4191);
     }
-    // Where sockets carry cookies, listeners of before the agent's start have to be taken for that: until the whole proxy
-    // has started again, the search goes on to fail.
+    // Where sockets carry cookies, listeners of before the agent's start have to be taken for that: until the whole
+    // proxy has started again, the search goes on to fail.
     if as_on_linux().next().is_some() {
         return;
     }

@@ -95,7 +95,7 @@ fn an_owner_that_is_no_label_is_left_out() {
         (&long[0], "n"),
         ("Rollout", &long[1]),
     ] {
-        assert_eq!(found(kind, name), plain, "{kind:?} {:.9}", name);
+        assert_eq!(found(kind, name), plain, "{kind:?} {name:.9}");
     }
     plain.insert("k2_rollout".to_owned(), "n".repeat(253));
     assert_eq!(found("K2_Rollout", &long[1][1..]), plain);

@@ -59,7 +59,7 @@ fn values_of_linkerds_plugin_reach_the_agent() {
     let emptied = objects(&cluster, &succeeded(&emptied));
     let config = &object(&emptied, "ConfigMap", "linkerd-cni-config")["data"]["values"];
     let skips = Values::parse(config.as_str().unwrap()).unwrap().redirection().unwrap().skips;
-    assert!([skips.inbound, skips.outbound, skips.api_server_ports].iter().all(|list| list.is_empty()), "{config}");
+    assert!([skips.inbound, skips.outbound, skips.api_server_ports].iter().all(PortSet::is_empty), "{config}");
 
     let defaults = objects(&cluster, &succeeded(&template("controllerNamespace=")));
     let config = &object(&defaults, "ConfigMap", "linkerd-cni-config")["data"]["values"];

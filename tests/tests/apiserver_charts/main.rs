@@ -21,6 +21,7 @@ use std::{
 use serde_json::{Value, json};
 use weft_k8s_api::{
     inject::{Decision, RedirectionDefaults, inject},
+    ports::PortSet,
     values::Values,
 };
 use weft_tests::{certificates::Certificates, cluster::Cluster, output::succeeded};

@@ -142,7 +142,7 @@ fn emptied_lists_of_ports_reach_every_part() {
     let config = &object(&rendered, "ConfigMap", "linkerd-config")["data"]["values"];
     let config = Values::parse(config.as_str().unwrap()).unwrap().inject_config(MESH, "anchors").unwrap();
     let skips = [config.skips.inbound, config.skips.outbound, config.skips.api_server_ports];
-    assert!(skips.iter().all(|list| list.is_empty()) && config.default_opaque_ports.is_empty(), "{skips:?}");
+    assert!(skips.iter().all(PortSet::is_empty) && config.default_opaque_ports.is_empty(), "{skips:?}");
 }
 
 /// Each of Linkerd's values for one component reaches that one, and no other.

@@ -239,7 +239,8 @@ async fn a_connection_that_ends_for_the_proxys_own_bounds_blames_no_endpoint() {
 /// The bounds are the same, but no client is slow.
 #[tokio::test]
 async fn an_endpoint_that_floods_is_blamed() {
-    let floods: [(_, fn(u32) -> [Vec<u8>; 2]); 2] = [
+    type Flood = fn(u32) -> [Vec<u8>; 2];
+    let floods: [(_, Flood); 2] = [
         ("empty DATA", |id| [frame(HEADERS, END_HEADERS, id, &[OK]), frame(DATA, 0, id, &[]).repeat(101)]),
         ("CONTINUATION", |id| [frame(HEADERS, 0, id, &[OK]), frame(CONTINUATION, 0, id, &[]).repeat(1_000)]),
     ];
