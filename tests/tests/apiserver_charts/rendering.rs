@@ -194,8 +194,11 @@ fn the_control_planes_own_proxy_is_the_injectors() {
         json!({"name": "WEFT_PROXY_INBOUND_MAX_IN_FLIGHT_PER_CLIENT", "value": "16384"}),
     ];
     for name in ["linkerd-destination", "linkerd-identity", "linkerd-proxy-injector"] {
-        let proxy = &object(&rendered, "Deployment", name)["spec"]["template"]["spec"]["initContainers"][0];
-        let environment = proxy["env"].as_array().unwrap();
+        let spec = &object(&rendered, "Deployment", name)["spec"]["template"]["spec"];
+        let mut containers =
+            [&spec["initContainers"], &spec["containers"]].into_iter().filter_map(Value::as_array).flatten();
+        let environment =
+            containers.find(|container| container["name"] == "linkerd-proxy").unwrap()["env"].as_array().unwrap();
         assert!(of_control_plane.iter().all(|variable| environment.contains(variable)), "{name}: {environment:?}");
     }
     let comparable = |pod: &Value| {
