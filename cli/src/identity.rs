@@ -187,7 +187,7 @@ fn proxy_of(pod: &Pod, anchors: &Result<String, String>) -> Found {
     if pods::phase(pod) != "Running" {
         return Err(none(&format!("the pod is {}", pods::phase(pod))));
     }
-    let proxy = pods::proxy(pod).ok_or_else(|| none("the pod has no proxy: see `weft check --proxy`"))?;
+    let proxy = pods::proxy_container(pod).ok_or_else(|| none("the pod has no proxy: see `weft check --proxy`"))?;
     let environment = environment(pod, proxy);
     let port = pods::admin_port(pod, &proxy.name).unwrap_or(labels::ADMIN_PORT);
     let anchors = environment.get(ANCHORS).map_or_else(|| anchors.clone(), |own| Ok(own.clone()));

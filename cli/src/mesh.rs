@@ -94,7 +94,7 @@ impl Mesh {
             within(ANSWER, leases.get_opt(labels::ENDPOINT_WRITE_LEASE)),
             list(pods, &meshed),
         );
-        let meshed = meshed.map(|pods| pods.into_iter().filter(|pod| pods::proxy(pod).is_some()).collect());
+        let meshed = meshed.map(|pods| pods.into_iter().filter(|pod| pods::proxy_container(pod).is_some()).collect());
         Self { namespace: control.to_owned(), nodes, deployments, daemon_set, control_pods, lease, agents, meshed }
     }
 }

@@ -137,7 +137,7 @@ fn of_server(all: &[Pod]) -> Option<String> {
 fn of_proxies(all: &[Pod]) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for pod in all.iter().filter(|pod| !pods::is_over(pod)) {
-        if let Some(image) = pods::proxy(pod).and_then(|proxy| proxy.image.as_deref()) {
+        if let Some(image) = pods::proxy_container(pod).and_then(|proxy| proxy.image.as_deref()) {
             *counts.entry(pods::version(image).to_owned()).or_default() += 1;
         }
     }

@@ -4,6 +4,8 @@
 
 use std::{fmt, num::NonZeroU16, ops::RangeInclusive, str::FromStr};
 
+use crate::names;
+
 /// Linkerd's default opaque ports: SMTP, submission, MySQL, Galera, PostgreSQL, Redis, ElasticSearch, memcached.
 pub const DEFAULT_OPAQUE_PORTS: &str = "25,587,3306,4444,5432,6379,9300,11211";
 
@@ -174,11 +176,7 @@ pub fn is_port_name(name: &str) -> bool {
 
 /// Whether `name` is the name of a Service's port: a DNS label. One without a letter is more likely a mistyped number.
 fn is_service_port_name(name: &str) -> bool {
-    name.len() <= 63
-        && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
-        && name.contains(|c: char| c.is_ascii_lowercase())
-        && !name.starts_with('-')
-        && !name.ends_with('-')
+    names::is_label(name) && name.contains(|c: char| c.is_ascii_lowercase())
 }
 
 #[cfg(test)]

@@ -87,7 +87,7 @@ pub(super) fn have_a_proxy(facts: &Facts) -> Result<Vec<Problem>, Stop> {
         matches!(mode, Some("enabled" | "ingress")) && !host_network
     };
     let without = all.iter().filter(|pod| !pods::is_over(pod) && !pods::is_leaving(pod)).filter(wanted);
-    let without = without.filter(|pod| pods::proxy(pod).is_none());
+    let without = without.filter(|pod| pods::proxy_container(pod).is_none());
     Ok(without
         .map(|pod| {
             let problem = "has no proxy: it was created before the annotation, or while the injector did not answer";
@@ -233,7 +233,7 @@ fn outdated(facts: &Facts, all: Vec<&Pod>, remedy: &str) -> Vec<Problem> {
     };
     let Some(current) = current else { return Vec::new() };
     let version = |pod: &Pod| {
-        pods::proxy(pod).and_then(|proxy| proxy.image.clone()).map(|image| pods::version(&image).to_owned())
+        pods::proxy_container(pod).and_then(|proxy| proxy.image.clone()).map(|image| pods::version(&image).to_owned())
     };
     all.into_iter()
         .filter_map(|pod| Some((pod, version(pod).filter(|version| *version != current)?)))

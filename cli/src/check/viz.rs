@@ -57,7 +57,7 @@ pub(super) fn ready(facts: &Facts) -> Result<Vec<Problem>, Stop> {
 
 pub(super) fn meshed(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let (_, all) = component(facts)?;
-    let bare = all.iter().filter(|pod| !pods::is_leaving(pod) && pods::proxy(pod).is_none());
+    let bare = all.iter().filter(|pod| !pods::is_leaving(pod) && pods::proxy_container(pod).is_none());
     let problem = |pod: &Pod| {
         let namespace = pod.namespace().unwrap_or_default();
         let what = "has no proxy, so other proxies refuse its taps, and policies may refuse its scrapes";

@@ -118,7 +118,7 @@ pub(super) async fn of_control_plane(args: ControllerMetricsArgs) -> Result<Exit
 
 fn proxy_of(pod: &Pod) -> Source {
     let port = match pods::phase(pod) {
-        "Running" => match (pods::proxy(pod), pods::admin_port(pod, labels::PROXY_CONTAINER)) {
+        "Running" => match (pods::proxy_container(pod), pods::admin_port(pod, labels::PROXY_CONTAINER)) {
             (Some(_), port) => Ok(port.unwrap_or(labels::ADMIN_PORT)),
             (None, _) => Err("has no proxy".to_owned()),
         },

@@ -1,7 +1,8 @@
 //! Interprets a pod's status: whether it is ready, and in one line why it is not.
 
-use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodCondition};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
 use kube::ResourceExt as _;
+pub(crate) use weft_k8s_api::inject::proxy_container;
 use weft_k8s_api::labels;
 
 /// `NAMESPACE/NAME`.
@@ -34,13 +35,6 @@ pub(crate) fn node(pod: &Pod) -> &str {
 pub(crate) fn unschedulable(pod: &Pod) -> Option<String> {
     let scheduled = condition(pod, "PodScheduled").filter(|condition| condition.status == "False")?;
     Some(scheduled.message.clone().or_else(|| scheduled.reason.clone()).unwrap_or_else(|| "no reason given".to_owned()))
-}
-
-/// The proxy's container, in either list.
-pub(crate) fn proxy(pod: &Pod) -> Option<&Container> {
-    let spec = pod.spec.as_ref()?;
-    let mut all = spec.init_containers.iter().flatten().chain(&spec.containers);
-    all.find(|container| container.name == labels::PROXY_CONTAINER)
 }
 
 /// The status of the proxy's container.

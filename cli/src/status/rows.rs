@@ -206,7 +206,7 @@ fn pod_row(pod: &Pod, enrolments: &Enrolments<'_>) -> PodRow {
     let unknown = if enrolments.nodes.contains(&node) { State::Missing } else { State::Unknown };
     PodRow {
         proxy_ready: pods::proxy_status(pod).is_some_and(|status| status.ready),
-        proxy_version: pods::proxy(pod)
+        proxy_version: pods::proxy_container(pod)
             .and_then(|proxy| proxy.image.as_deref())
             .map(|image| pods::version(image).to_owned())
             .unwrap_or_default(),

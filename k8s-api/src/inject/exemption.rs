@@ -4,7 +4,6 @@ use std::str::FromStr;
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec, SecurityContext};
 
-use super::running::proxy_container;
 use crate::{field::FieldPath, labels};
 
 /// How the kernel recognises the proxy, whose connections it does not redirect; the later variant is the stricter one.
@@ -61,13 +60,6 @@ impl ExemptionRules {
             own => own.unwrap_or(self.default),
         }
     }
-}
-
-/// The user that the pod's spec gives the proxy. Unlike the annotation, it does not change while the pod runs.
-pub(super) fn proxy_user(pod: &Pod) -> Option<i64> {
-    let own = proxy_container(pod)?.security_context.as_ref();
-    let whole = pod.spec.as_ref()?.security_context.as_ref().and_then(|whole| whole.run_as_user);
-    own.and_then(|own| own.run_as_user).or(whole).filter(|uid| *uid > 0)
 }
 
 /// A container that the kernel could not distinguish from the proxy by user and group.

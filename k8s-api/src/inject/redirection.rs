@@ -7,8 +7,8 @@ use super::{
     annotations::{InjectError, Reading, Settings},
     bypass::{Forbidden, Limits, Skips, forbidden, is_of_control_plane},
     config::ProxyPorts,
-    exemption::{Exemption, ExemptionRules, proxy_user, shared_id},
-    running::listener_port,
+    exemption::{Exemption, ExemptionRules, shared_id},
+    running::{listener_port, proxy_user},
 };
 use crate::{labels, ports::PortSet};
 
