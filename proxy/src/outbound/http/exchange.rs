@@ -231,24 +231,22 @@ impl Exchange<'_> {
                     }
                     return Err(connect_failure(&error).into());
                 }
-                Unprocessed::ConnectionEnded if immediate < IMMEDIATE_ATTEMPTS => {
-                    immediate += 1;
-                    avoided = balanced;
-                    continue;
-                }
+                // A connection may end at any time. The endpoint is at fault if that happens on every attempt.
+                Unprocessed::ConnectionEnded if immediate < IMMEDIATE_ATTEMPTS => None,
                 Unprocessed::ConnectionEnded => {
-                    Failure::BadGateway("the endpoint keeps closing connections".to_owned()).into()
+                    Some(Failure::BadGateway("the endpoint keeps closing connections".to_owned()).into())
                 }
-                Unprocessed::Refused(error) => ExchangeError::Reset(error),
+                Unprocessed::Refused(error) => Some(ExchangeError::Reset(error)),
             };
-            // An endpoint that refuses every request has to be found out, too.
-            endpoint.http.failure(error.outcome(""), since.elapsed());
-            *self.counted.lock() = None;
-            if let Some(in_flight) = in_flight {
-                in_flight.report(Report::Failed);
-            }
-            if immediate == IMMEDIATE_ATTEMPTS {
-                return Err(error);
+            if let Some(error) = error {
+                endpoint.http.failure(error.outcome(""), since.elapsed());
+                *self.counted.lock() = None;
+                if let Some(in_flight) = in_flight {
+                    in_flight.report(Report::Failed);
+                }
+                if immediate == IMMEDIATE_ATTEMPTS {
+                    return Err(error);
+                }
             }
             immediate += 1;
             avoided = balanced;

@@ -2,11 +2,17 @@
 
 use std::sync::atomic::AtomicUsize;
 
+use tokio::task::JoinSet;
+use weft_proto::linkerd::outbound::OutboundPolicy;
+
 use super::{
     resilience::{Act, Script, changed, ejecting, metric, retry},
     *,
 };
 use crate::http::frames::frame;
+
+type Client = conn::http2::SendRequest<Full<Bytes>>;
+type Answer = Response<Incoming>;
 
 #[tokio::test]
 async fn a_stream_that_the_endpoint_refuses_is_sent_again_with_its_body() {
@@ -59,7 +65,7 @@ async fn refusing() -> (SocketAddr, Arc<AtomicUsize>) {
 }
 
 /// A client of HTTP/2 of the proxy.
-async fn http2(proxy: &Proxy) -> conn::http2::SendRequest<Full<Bytes>> {
+async fn http2(proxy: &Proxy) -> Client {
     let stream = TokioIo::new(proxy.connect().await);
     let (sender, connection) = conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
     tokio::spawn(connection);
@@ -70,22 +76,29 @@ fn over_http2() -> Request<Full<Bytes>> {
     Request::get("http://server.demo/").body(Full::default()).unwrap()
 }
 
-#[tokio::test]
-async fn an_endpoint_that_refuses_every_stream_is_ejected_and_the_other_one_answers() {
-    let (bad, refused) = refusing().await;
-    // Requests without an answer make this one the dearer.
-    let good = Script::new([Act::Late(Duration::from_secs(3600), 200); 3]);
+/// A proxy and its client; the service's only endpoint, at the returned address, has three requests to answer, so that
+/// an endpoint added now gets the next one.
+async fn before_a_busy_endpoint(policy: OutboundPolicy) -> (Proxy, Client, JoinSet<hyper::Result<Answer>>, SocketAddr) {
+    let busy = Script::new([Act::Late(Duration::from_secs(3600), 200); 3]);
+    let addr = busy.listen().await;
     let control = Control::default();
     let service = "10.1.2.1:80".parse().unwrap();
-    control.policies.lock().insert(service, ejecting(policy(SERVICE, vec![]), 3));
-    control.update(SERVICE, add(vec![endpoint(good.listen().await, None)]));
+    control.policies.lock().insert(service, policy);
+    control.update(SERVICE, add(vec![endpoint(addr, None)]));
     let proxy = Proxy::start(service, control).await;
     let mut sender = http2(&proxy).await;
-    let mut waiting = tokio::task::JoinSet::new();
+    let mut waiting = JoinSet::new();
     for _ in 0..3 {
         waiting.spawn(sender.send_request(over_http2()));
     }
-    crate::testing::eventually("three requests wait", || good.received().len() == 3).await;
+    crate::testing::eventually("three requests wait", || busy.received().len() == 3).await;
+    (proxy, sender, waiting, addr)
+}
+
+#[tokio::test]
+async fn an_endpoint_that_refuses_every_stream_is_ejected_and_the_other_one_answers() {
+    let (bad, refused) = refusing().await;
+    let (proxy, mut sender, _waiting, _) = before_a_busy_endpoint(ejecting(policy(SERVICE, vec![]), 3)).await;
     proxy.control.update(SERVICE, add(vec![endpoint(bad, None)]));
     for _ in 0..10 {
         // None goes once more to the one that has just refused it.
@@ -129,20 +142,7 @@ async fn leaving() -> SocketAddr {
 #[tokio::test]
 async fn a_request_that_goes_to_another_endpoint_is_counted_where_it_is_answered() {
     let leaving = leaving().await;
-    // Requests without an answer make this one the dearer.
-    let answering = Script::new([Act::Late(Duration::from_secs(3600), 200); 3]);
-    let control = Control::default();
-    let service = "10.1.2.1:80".parse().unwrap();
-    control.policies.lock().insert(service, policy(SERVICE, vec![]));
-    let answering_addr = answering.listen().await;
-    control.update(SERVICE, add(vec![endpoint(answering_addr, None)]));
-    let proxy = Proxy::start(service, control).await;
-    let mut sender = http2(&proxy).await;
-    let mut waiting = tokio::task::JoinSet::new();
-    for _ in 0..3 {
-        waiting.spawn(sender.send_request(over_http2()));
-    }
-    crate::testing::eventually("three requests wait", || answering.received().len() == 3).await;
+    let (proxy, mut sender, _waiting, answering) = before_a_busy_endpoint(policy(SERVICE, vec![])).await;
     proxy.control.update(SERVICE, add(vec![endpoint(leaving, None)]));
     let response = sender.send_request(over_http2()).await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);
@@ -152,6 +152,6 @@ async fn a_request_that_goes_to_another_endpoint_is_counted_where_it_is_answered
         let lines = text.lines().filter(|line| line.starts_with(&format!("{name}{{")) && line.contains(&of));
         lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum::<u64>()
     };
-    assert_eq!((count("request_total", answering_addr), count("response_total", answering_addr)), (4, 1));
+    assert_eq!((count("request_total", answering), count("response_total", answering)), (4, 1));
     assert_eq!((count("request_total", leaving), count("response_total", leaving)), (1, 0), "it was sent there, too");
 }
