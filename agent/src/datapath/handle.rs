@@ -245,7 +245,7 @@ impl Handle {
                             Otherwise::Outbound => failed = Some(error),
                             Otherwise::SkippedAdminPort => {
                                 let skipping = rules.with_admin_port_skipped();
-                                // Where the pod's own rules skip it, nothing is to be told.
+                                // Where the pod's own rules skip it, there is nothing to report.
                                 skipped = (skipping != *rules).then_some(error);
                                 rules = Arc::new(skipping);
                             }

@@ -13,7 +13,7 @@ use crate::{
     docs,
 };
 
-/// The label by which the objects of the chart weft-agent are told from those of weft-control-plane.
+/// The label that objects of the chart weft-agent have, and those of weft-control-plane do not.
 const ALONE: &str = "linkerd.io/cni-resource";
 
 /// A DaemonSet of Weft's agent beside the one of the mesh in question.
