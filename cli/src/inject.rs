@@ -25,8 +25,7 @@ use crate::{
     cluster::ClusterArgs,
     manifest::{
         self, ManifestFormat,
-        document::{self, Document, Unusable},
-        source,
+        document::{Document, Unusable},
     },
     output,
 };
@@ -83,7 +82,7 @@ pub(crate) async fn inject(args: InjectArgs) -> Result<ExitCode> {
     for note in args.proxy.notes() {
         output::note(&note);
     }
-    let documents = read(&args.manifests).await?;
+    let documents = manifest::read(&args.manifests).await?;
     let manual = if args.manual { Some(settings(&args, &documents).await?) } else { None };
     let injection = Injection { overrides: &overrides, manual: manual.as_ref() };
     let transformed = transform(&documents, args.output, |object, place| transform::inject(object, place, &injection))?;
@@ -92,7 +91,7 @@ pub(crate) async fn inject(args: InjectArgs) -> Result<ExitCode> {
 
 /// `weft uninject`.
 pub(crate) async fn uninject(args: UninjectArgs) -> Result<ExitCode> {
-    let documents = read(&args.manifests).await?;
+    let documents = manifest::read(&args.manifests).await?;
     transform(&documents, args.output, transform::uninject)?.print(false)
 }
 
@@ -106,26 +105,6 @@ async fn settings(args: &InjectArgs, documents: &[Document]) -> Result<Manual> {
          start",
     )?;
     Manual::of_chart(&args.cluster.linkerd_namespace, anchors, &objects)
-}
-
-/// Every document of every source.
-async fn read(manifests: &[String]) -> Result<Vec<Document>> {
-    source::check_stdin(manifests)?;
-    let (mut documents, mut errors) = (Vec::new(), Vec::new());
-    for from in manifests {
-        for source in source::read(from).await? {
-            match document::parse(&source.name, &source.text) {
-                Ok(found) => documents.extend(found),
-                Err(found) => errors.extend(found),
-            }
-        }
-    }
-    if errors.is_empty() { Ok(documents) } else { Err(refused(&errors)) }
-}
-
-fn refused(errors: &[Unusable]) -> anyhow::Error {
-    let lines: Vec<_> = errors.iter().map(ToString::to_string).collect();
-    anyhow::anyhow!("nothing is printed:\n{}", lines.join("\n"))
 }
 
 /// The items of a list, else the object.
@@ -191,7 +170,7 @@ fn transform(
         let text = if unchanged { document.text.clone() } else { manifest::text(&value, format)? };
         manifest::push(&mut transformed.manifests, &text, format);
     }
-    if errors.is_empty() { Ok(transformed) } else { Err(refused(&errors)) }
+    if errors.is_empty() { Ok(transformed) } else { Err(manifest::refused(&errors)) }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! `weft install`, `upgrade`, `uninstall` and `prune`: manifests for `kubectl apply -f -` and `kubectl delete -f -`.
 //!
 //! ```text
-//! charts in the program ──render──────────> manifests       install, upgrade
+//! charts in the program ──render──────────> manifests       install; upgrade, with what the installation kept
 //! objects of the cluster by label ──────> names to delete   uninstall; prune: those that the charts no longer have
 //! ```
 //!
@@ -10,6 +10,7 @@
 mod certificates;
 mod cluster;
 mod flags;
+mod kept;
 mod offer;
 mod render;
 mod values;
@@ -17,19 +18,20 @@ pub(crate) mod viz;
 
 use std::{collections::BTreeMap, process::ExitCode};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use weft_k8s_api::policy::route::GATEWAY_GROUP;
 
 use crate::{
-    chart::{self, Chart, values::Settings},
+    chart::{Chart, values::Settings},
     cluster::{CONTROL_NAMESPACE, Cluster, ClusterArgs},
     docs,
-    manifest::{self, ManifestFormat, document},
+    manifest::{self, ManifestFormat, document, source},
     mesh::installed::Installed,
     output::{self, progress},
 };
 use cluster::{Definition, Object};
+use kept::Kept;
 use offer::Offer;
 use render::{Certificates, Rendered};
 use values::ValueArgs;
@@ -68,11 +70,16 @@ pub(crate) struct InstallArgs {
   weft upgrade --crds | kubectl apply --server-side -f -   custom resource definitions first
   weft upgrade | kubectl apply -f -                  with the values of the installation
   weft upgrade --set controllerReplicas=3 | kubectl apply -f -
+  weft upgrade --from-manifests linkerd.yaml > new.yaml    what `weft install` printed, without the cluster
   weft prune | kubectl delete -f -                   what the new version no longer has")]
 pub(crate) struct UpgradeArgs {
     /// Print the custom resource definitions instead, which come first
     #[arg(long)]
     crds: bool,
+    /// Read the installation from manifests that `weft install` printed, and ask no cluster: a file, a folder, a URL,
+    /// or - for standard input
+    #[arg(long, value_name = "MANIFESTS", conflicts_with = "crds")]
+    from_manifests: Option<String>,
     /// Upgrade even if proxies would not trust the certificates
     #[arg(long)]
     force: bool,
@@ -135,7 +142,7 @@ pub(crate) async fn install(args: InstallArgs) -> Result<ExitCode> {
 async fn ready_for(cluster: &Cluster, settings: &Settings) -> Result<()> {
     let namespace = &cluster.namespace;
     let anyway = "--ignore-cluster prints manifests anyway";
-    match cluster::installed(cluster).await? {
+    match cluster::installed(cluster).await.map_err(|error| anyhow!("{error}; {anyway}"))? {
         Installed::No => {}
         Installed::ByUs => bail!("Weft is installed in namespace {namespace}: use `weft upgrade`; {anyway}"),
         Installed::ByHelm(release) => {
@@ -166,26 +173,31 @@ pub(crate) async fn upgrade(args: UpgradeArgs) -> Result<ExitCode> {
 }
 
 async fn upgraded(args: &UpgradeArgs) -> Result<Rendered> {
-    let cluster = args.cluster.cluster().await?;
-    cluster::ours(&cluster::installed(&cluster).await?, &cluster, "helm upgrade")?;
-    let settings = settings(&cluster, &args.values).await?;
-    let offer = Offer::of(&cluster).await?;
-    if let Some(lack) = offer.lack(&Chart::control_plane()?.values(&settings)?, "upgrade") {
-        bail!("{lack}");
-    }
-    offer.note_unknown();
-    Rendered::new(&cluster.namespace, &settings, if args.force { Certificates::Forced } else { Certificates::Kept })
+    let namespace = &args.cluster.linkerd_namespace;
+    let settings = match &args.from_manifests {
+        Some(from) => {
+            source::check_stdin(args.values.helm.values.iter().chain([from]))?;
+            let documents = manifest::read(std::slice::from_ref(from)).await?;
+            settings(&Kept::in_manifests(&documents, from, namespace)?, &args.values).await?
+        }
+        None => {
+            let cluster = args.cluster.cluster().await?;
+            let settings = settings(&Kept::in_cluster(&cluster).await?, &args.values).await?;
+            let offer = Offer::of(&cluster).await?;
+            if let Some(lack) = offer.lack(&Chart::control_plane()?.values(&settings)?, "upgrade") {
+                bail!("{lack}");
+            }
+            offer.note_unknown();
+            settings
+        }
+    };
+    Rendered::new(namespace, &settings, if args.force { Certificates::Forced } else { Certificates::Kept })
 }
 
-/// The settings of a cluster's mesh, and `values` on top of them.
-async fn settings(cluster: &Cluster, values: &ValueArgs) -> Result<Settings> {
-    let mut base = cluster::overrides(cluster).await?;
-    let scheme = base["identity"]["issuer"]["scheme"].as_str().unwrap_or("linkerd.io/tls");
-    if scheme == "linkerd.io/tls" {
-        let (certificate, key) = cluster::issuer(cluster).await?;
-        chart::values::merge(&mut base, certificates::issuer_values(&certificate, &key));
-    }
-    values.settings(Some(base)).await
+/// The settings of an installation, and `values` on top of them.
+async fn settings(kept: &Kept, values: &ValueArgs) -> Result<Settings> {
+    kept.check_ours("helm upgrade")?;
+    values.settings(Some(kept.values()?)).await
 }
 
 /// `weft uninstall`.
@@ -205,7 +217,7 @@ pub(crate) async fn uninstall(args: UninstallArgs) -> Result<ExitCode> {
 /// What an uninstallation deletes, and a note about what it leaves.
 async fn removed(args: &UninstallArgs) -> Result<(Vec<Object>, Option<String>)> {
     let cluster = args.cluster.cluster().await?;
-    cluster::ours(&cluster::installed(&cluster).await?, &cluster, "helm uninstall")?;
+    cluster::ours(&cluster::installed(&cluster).await?, &cluster.namespace, &cluster.server, "helm uninstall")?;
     let meshed = cluster::meshed(&cluster).await?;
     if !meshed.is_empty() && !args.force {
         let some = meshed.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
@@ -254,8 +266,7 @@ pub(crate) async fn prune(args: PruneArgs) -> Result<ExitCode> {
 /// Objects of the mesh that this version's charts do not have.
 async fn stale(args: &PruneArgs) -> Result<Vec<Object>> {
     let cluster = args.cluster.cluster().await?;
-    cluster::ours(&cluster::installed(&cluster).await?, &cluster, "helm upgrade")?;
-    let settings = settings(&cluster, &ValueArgs::default()).await?;
+    let settings = settings(&Kept::in_cluster(&cluster).await?, &ValueArgs::default()).await?;
     let rendered = Rendered::new(&cluster.namespace, &settings, Certificates::Forced)?;
     let same = |a: &Object, b: &Object| a.kind == b.kind && a.name == b.name && a.namespace == b.namespace;
     let mut stale = cluster::objects(&cluster).await?;

@@ -11,8 +11,9 @@ pub(crate) mod document;
 mod download;
 pub(crate) mod source;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
 use clap::ValueEnum;
+use document::{Document, Unusable};
 use serde_yaml_ng::Value;
 
 /// Output formats of manifests.
@@ -23,6 +24,30 @@ pub(crate) enum ManifestFormat {
     Yaml,
     /// One object after the other
     Json,
+}
+
+/// Every document of every source: files, folders, URLs, and `-` for standard input.
+///
+/// # Errors
+/// When a source cannot be read, or documents of them; the error names each with its line.
+pub(crate) async fn read(from: &[String]) -> Result<Vec<Document>> {
+    source::check_stdin(from)?;
+    let (mut documents, mut errors) = (Vec::new(), Vec::new());
+    for from in from {
+        for source in source::read(from).await? {
+            match document::parse(&source.name, &source.text) {
+                Ok(found) => documents.extend(found),
+                Err(found) => errors.extend(found),
+            }
+        }
+    }
+    if errors.is_empty() { Ok(documents) } else { Err(refused(&errors)) }
+}
+
+/// The error of a command that cannot use all that it was given, with a line for each.
+pub(crate) fn refused(errors: &[Unusable]) -> anyhow::Error {
+    let lines: Vec<_> = errors.iter().map(ToString::to_string).collect();
+    anyhow!("nothing is printed:\n{}", lines.join("\n"))
 }
 
 /// An object's text, which ends with a line break.

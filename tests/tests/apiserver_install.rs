@@ -256,6 +256,13 @@ fn an_installation_is_upgraded_pruned_and_removed() {
     // Nothing has changed, so nothing does: neither certificates nor values.
     assert_eq!(succeeded(&run(&["upgrade"])), installed);
     assert_eq!(succeeded(&run(&["prune"])), "");
+    // The manifests say the same as the cluster does, where no cluster answers.
+    let kept = directory.path().join("installed.yaml");
+    fs::write(&kept, &installed).unwrap();
+    let nowhere = ["--kubeconfig", "/nonexistent", "upgrade", "--from-manifests", kept.to_str().unwrap()];
+    assert_eq!(succeeded(&run(&nowhere)), installed);
+    let replicas = [&nowhere[..], &["--controller-replicas", "2"]].concat();
+    assert_eq!(succeeded(&run(&replicas)), succeeded(&run(&["upgrade", "--controller-replicas", "2"])));
     kubectl(&["apply"], &succeeded(&run(&["upgrade", "--controller-replicas", "2"])));
     kubectl(&["apply"], &succeeded(&run(&["upgrade"])));
     let stored = cluster.get(&["-n", MESH, "deploy", "linkerd-destination"]).unwrap();

@@ -8,6 +8,7 @@ use weft_k8s_api::inject::{Decision, InjectConfig};
 use weft_tls::ca::Root;
 
 use super::{options::Overrides, *};
+use crate::manifest::document;
 
 const WEB: &str = "\
 # The shop.

@@ -2,12 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use k8s_openapi::{
-    ByteString,
     api::{
         apps::v1::Deployment,
-        core::v1::{ConfigMap, Namespace, Pod, Secret},
+        core::v1::{ConfigMap, Namespace, Pod},
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
@@ -19,14 +18,10 @@ use serde_yaml_ng::Value;
 use weft_k8s_api::labels;
 
 use crate::{
-    chart::values,
     cluster::{ANSWER, Cluster, HELM_RELEASE, within},
     component, docs,
     mesh::installed::{Installed, PART_OF},
 };
-
-/// The Secret in which `weft install` keeps what differs from the chart's values; Linkerd's name.
-pub(super) const OVERRIDES: &str = "linkerd-config-overrides";
 
 /// Kinds of objects in the chart: API version, kind, plural, whether they have namespaces.
 const KINDS: [(&str, &str, &str, bool); 20] = [
@@ -97,45 +92,9 @@ pub(super) async fn installed(cluster: &Cluster) -> Result<Installed> {
     let namespace = &cluster.namespace;
     let api: Api<ConfigMap> = Api::namespaced(cluster.client.clone(), namespace);
     let found = within(ANSWER, api.get_opt("linkerd-config")).await;
-    let found = found.map_err(|problem| {
-        anyhow!(
-            "ConfigMap {namespace}/linkerd-config of {}: {problem}; --ignore-cluster asks no cluster",
-            cluster.server
-        )
-    })?;
+    let found =
+        found.map_err(|problem| anyhow!("ConfigMap {namespace}/linkerd-config of {}: {problem}", cluster.server))?;
     Ok(Installed::of(found.as_ref()))
-}
-
-/// The overrides that were kept by the installation.
-pub(super) async fn overrides(cluster: &Cluster) -> Result<serde_json::Value> {
-    let namespace = &cluster.namespace;
-    let text = secret(cluster, OVERRIDES, OVERRIDES).await?.with_context(|| {
-        format!(
-            "Secret {namespace}/{OVERRIDES} does not exist, so the values of the installation are not known: give them \
-             again to `weft install --ignore-cluster`"
-        )
-    })?;
-    values::parsed(&text).with_context(|| format!("Secret {namespace}/{OVERRIDES}, data[{OVERRIDES:?}]"))
-}
-
-/// The issuer's certificate and key, PEM.
-pub(super) async fn issuer(cluster: &Cluster) -> Result<(String, String)> {
-    const ISSUER: &str = "linkerd-identity-issuer";
-    let namespace = &cluster.namespace;
-    let missing = |key: &str| format!("Secret {namespace}/{ISSUER}, data[{key:?}]: missing");
-    let certificate = secret(cluster, ISSUER, "crt.pem").await?.with_context(|| missing("crt.pem"))?;
-    let key = secret(cluster, ISSUER, "key.pem").await?.with_context(|| missing("key.pem"))?;
-    Ok((certificate, key))
-}
-
-async fn secret(cluster: &Cluster, name: &str, key: &str) -> Result<Option<String>> {
-    let at = format!("Secret {}/{name}", cluster.namespace);
-    let api: Api<Secret> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
-    let found = within(ANSWER, api.get_opt(name)).await.map_err(|problem| anyhow!("{at}: {problem}"))?;
-    let Some(ByteString(bytes)) = found.and_then(|found| found.data).and_then(|mut data| data.remove(key)) else {
-        return Ok(None);
-    };
-    String::from_utf8(bytes).map(Some).with_context(|| format!("{at}, data[{key:?}]: not text"))
 }
 
 /// Whether a namespace exists.
@@ -288,15 +247,14 @@ pub(super) fn is_listed(object: &Object) -> bool {
     KINDS.iter().any(|(version, kind, ..)| *version == object.api_version && *kind == object.kind)
 }
 
-/// Refuses what this command cannot change.
-pub(super) fn ours(installed: &Installed, cluster: &Cluster, helm: &str) -> Result<()> {
-    let namespace = &cluster.namespace;
+/// Refuses a mesh in `namespace` that this program did not install. `place` is where it was looked for, `helm` the
+/// command for what helm installed.
+pub(super) fn ours(installed: &Installed, namespace: &str, place: &str, helm: &str) -> Result<()> {
     match installed {
         Installed::ByUs => Ok(()),
         Installed::No => bail!(
-            "ConfigMap {namespace}/linkerd-config does not exist in {}: no mesh is installed there, or in another namespace \
-             (-L)",
-            cluster.server
+            "ConfigMap {namespace}/linkerd-config does not exist in {place}: no mesh is installed there, or in another \
+             namespace (-L)"
         ),
         Installed::ByHelm(release) => bail!("release {release} of namespace {namespace} belongs to helm: use `{helm}`"),
         Installed::ByOthers => bail!(

@@ -13,7 +13,8 @@ use weft_k8s_api::labels;
 
 use super::{
     certificates::{self, Given},
-    cluster::{OVERRIDES, Object},
+    cluster::Object,
+    kept::OVERRIDES,
 };
 use crate::{
     chart::{

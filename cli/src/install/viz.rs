@@ -160,7 +160,8 @@ async fn install(args: InstallArgs) -> Result<ExitCode> {
 async fn lacks_namespace(args: &InstallArgs) -> Result<bool> {
     const ANYWAY: &str = "--ignore-cluster prints manifests anyway";
     let cluster = args.cluster.cluster().await?;
-    if cluster::installed(&cluster).await? == Installed::No {
+    let installed = cluster::installed(&cluster).await.map_err(|error| anyhow!("{error}; {ANYWAY}"))?;
+    if installed == Installed::No {
         bail!(
             "no mesh is installed in namespace {}: the component needs one (`weft install`, or another namespace with -L); \
              {ANYWAY}",

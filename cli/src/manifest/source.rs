@@ -54,8 +54,8 @@ pub(crate) async fn read_one(from: &str) -> Result<Source> {
 }
 
 /// Refuses standard input that is named twice: it would be empty the second time.
-pub(crate) fn check_stdin(all: &[String]) -> Result<()> {
-    if all.iter().filter(|from| *from == "-").count() > 1 {
+pub(crate) fn check_stdin<'a>(all: impl IntoIterator<Item = &'a String>) -> Result<()> {
+    if all.into_iter().filter(|from| *from == "-").count() > 1 {
         bail!("standard input can be read once: - is given more than once");
     }
     Ok(())
