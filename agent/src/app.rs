@@ -60,7 +60,6 @@ pub(crate) struct Config {
 #[derive(Clone, Debug)]
 pub(crate) struct KubernetesConfig {
     pub(crate) identity: Identity,
-    pub(crate) controller_namespace: Option<String>,
     pub(crate) defaults: RedirectionDefaults,
 }
 
@@ -212,13 +211,7 @@ async fn serve(config: &Config, prepared: Prepared, cluster: Option<Cluster>) ->
             seconds,
             reports,
         };
-        let enrolment = kubernetes::Config {
-            node,
-            controller_namespace: kubernetes.controller_namespace.clone(),
-            defaults: kubernetes.defaults.clone(),
-            attach,
-            gone,
-        };
+        let enrolment = kubernetes::Config { node, defaults: kubernetes.defaults.clone(), attach, gone };
         tasks.spawn("pods", kubernetes::enrol_pods(client.clone(), enrolment, outputs));
     }
     let admin = Admin::new(registry, readiness);

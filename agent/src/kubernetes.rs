@@ -74,8 +74,7 @@ pub(crate) type Trackings = Option<Vec<Tracking>>;
 /// Parameters of the enrolment of a node's pods.
 pub(crate) struct Config {
     pub(crate) node: String,
-    /// Only pods that belong to the control plane in this namespace.
-    pub(crate) controller_namespace: Option<String>,
+    /// Only pods of its control planes are enrolled.
     pub(crate) defaults: RedirectionDefaults,
     pub(crate) attach: AttachPoint,
     /// Cookies of network namespaces that are gone.
@@ -91,6 +90,14 @@ pub(crate) struct Outputs {
     pub(crate) reports: mpsc::UnboundedSender<Report>,
 }
 
+/// The labels of pods that belong to one of these control planes, or to any.
+fn selector(control_planes: &[String]) -> String {
+    match control_planes {
+        [] => labels::CONTROL_PLANE_NS.to_owned(),
+        some => format!("{} in ({})", labels::CONTROL_PLANE_NS, some.join(",")),
+    }
+}
+
 /// Enrols the node's meshed pods, forever.
 ///
 /// # Errors
@@ -98,10 +105,7 @@ pub(crate) struct Outputs {
 pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outputs) -> Result<()> {
     let cookies = outputs.datapath.facts().cookies.clone();
     let locator = Locator::new(config.attach.clone(), cookies).context("cannot read the agent's own namespaces")?;
-    let selector = match &config.controller_namespace {
-        Some(namespace) => format!("{}={namespace}", labels::CONTROL_PLANE_NS),
-        None => labels::CONTROL_PLANE_NS.to_owned(),
-    };
+    let selector = selector(&config.defaults.control_plane_namespaces);
     let selection = watcher::Config::default().fields(&format!("spec.nodeName={}", config.node)).labels(&selector);
     let mut events = pin!(watcher(Api::<Pod>::all(client), selection).default_backoff());
     let mut wake = Wake::new().context("cannot use inotify")?;

@@ -31,7 +31,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser, Subcommand};
-use weft_k8s_api::{inject::RedirectionDefaults, values::Values};
+use weft_k8s_api::{inject::RedirectionDefaults, names, values::Values};
 use weft_runtime::{
     files,
     telemetry::{self, LogFormat},
@@ -206,9 +206,9 @@ struct KubernetesArgs {
     /// The agent's own pod's uid: its cgroup tells where pods run
     #[arg(long, env = "POD_UID", value_name = "UID")]
     pod_uid: Option<String>,
-    /// Enrol only pods of the control plane in this namespace [default: of any]
-    #[arg(long, value_name = "NAME")]
-    controller_namespace: Option<String>,
+    /// Enrol only pods of the control planes in these namespaces, separated by commas [default: of any]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = namespace)]
+    controller_namespace: Vec<String>,
     /// The chart's values, for the ports and subnets that pods skip unless their annotations say otherwise
     #[arg(long, value_name = "FILE")]
     values: Option<PathBuf>,
@@ -222,13 +222,16 @@ impl KubernetesArgs {
             _ => None,
         };
         let defaults = self.values.as_deref().map_or_else(|| Ok(RedirectionDefaults::default()), read_defaults)?;
-        let control_plane_namespace = self.controller_namespace.clone();
         Ok(Some(app::KubernetesConfig {
             identity: Identity { node, pod },
-            controller_namespace: self.controller_namespace,
-            defaults: RedirectionDefaults { control_plane_namespace, ..defaults },
+            defaults: RedirectionDefaults { control_plane_namespaces: self.controller_namespace, ..defaults },
         }))
     }
+}
+
+/// The name of a namespace.
+fn namespace(name: &str) -> Result<String, &'static str> {
+    names::is_label(name).then(|| name.to_owned()).ok_or("this is not the name of a namespace")
 }
 
 /// The settings in the chart's values that concern redirection.
@@ -332,10 +335,24 @@ mod tests {
     fn the_kernel_enrols_the_charts_proxy_user_alone() {
         let defaults = Values::parse("proxy: {uid: 2202}").and_then(|values| values.redirection()).unwrap();
         let identity = Identity { node: "a".into(), pod: None };
-        let kubernetes = app::KubernetesConfig { identity, controller_namespace: None, defaults };
+        let kubernetes = app::KubernetesConfig { identity, defaults };
         assert_eq!(self_enrolment(None, Some(&kubernetes)).unwrap().proxy_uid, 2202);
         assert_eq!(self_enrolment(Some(2303), Some(&kubernetes)).unwrap().proxy_uid, 2303);
         assert_eq!(self_enrolment(None, None), None);
+    }
+
+    #[test]
+    fn control_planes_are_named_one_by_one() {
+        let parsed = |names: &str| {
+            let arguments = ["weft-agent", "run", "--node-name", "a", &format!("--controller-namespace={names}")];
+            let Command::Run(run) = Cli::try_parse_from(arguments)?.command else { panic!("not `run`") };
+            Ok::<_, clap::Error>(run.kubernetes.config().unwrap().unwrap().defaults.control_plane_namespaces)
+        };
+        assert_eq!(parsed("linkerd,linkerd-edge").unwrap(), ["linkerd", "linkerd-edge"]);
+        for malformed in ["", "linkerd,", "linkerd edge", "Linkerd"] {
+            let refused = parsed(malformed).unwrap_err().to_string();
+            assert!(refused.contains("not the name of a namespace"), "{malformed}: {refused}");
+        }
     }
 
     #[test]

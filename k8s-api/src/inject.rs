@@ -186,7 +186,8 @@ pub fn inject(pod: &Pod, namespace: Option<&Namespace>, config: &InjectConfig) -
 /// Refuses a pod that exempts more than its proxy from redirection, or more than the administrator allows.
 fn check_exemption(pod: &Pod, config: &InjectConfig, settings: &Settings) -> Result<(), Refusal> {
     let rules = config.exemption;
-    let of_control_plane = bypass::is_of_control_plane(pod, rules, Some(&config.control_plane_namespace));
+    let of_control_plane =
+        bypass::is_of_control_plane(pod, rules, std::slice::from_ref(&config.control_plane_namespace));
     let limits = Limits { rules, skips: &config.skips, proxy_uid: config.proxy_uid, proxy_gid: config.proxy_gid };
     let forbidden = bypass::forbidden(settings, &limits, of_control_plane);
     if let Some(error) = forbidden.into_iter().next() {

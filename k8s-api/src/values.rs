@@ -161,7 +161,7 @@ impl Values {
             proxy_gid: self.proxy.gid.filter(|gid| *gid > 0),
             rules: self.exemption()?,
             skips: self.skips()?,
-            control_plane_namespace: None,
+            control_plane_namespaces: Vec::new(),
         })
     }
 

@@ -42,7 +42,7 @@ agent:
 {{- fail "\n\nextraInitContainers is not supported: the agent writes nothing to the node that something would have to wait for. Remove it\n" -}}
 {{- end -}}
 {{- if not (or $v.allowBypass $v.controllerNamespace) -}}
-{{- fail "\n\ncontrollerNamespace is empty and allowBypass is false: any pod may have a control plane's label, whose pods reach kubeAPIServerPorts without their proxies. Name the control plane's namespace in controllerNamespace\n" -}}
+{{- fail "\n\ncontrollerNamespace is empty and allowBypass is false: any pod may have a control plane's label, whose pods reach kubeAPIServerPorts without their proxies. Name the namespaces of control planes in controllerNamespace\n" -}}
 {{- end -}}
 {{- if lookup "v1" "Namespace" "" "kube-system" -}}
 {{- $namespace := lookup "v1" "Namespace" "" .Release.Namespace -}}

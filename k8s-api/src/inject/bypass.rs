@@ -112,11 +112,11 @@ pub(super) struct Limits<'a> {
 }
 
 /// Whether the pod is a part of the control plane. Anybody may set the label; where pods are not trusted with bypasses,
-/// the namespace counts too, and no pod is one while it is unknown.
-pub(super) fn is_of_control_plane(pod: &Pod, rules: ExemptionRules, namespace: Option<&str>) -> bool {
+/// the namespace counts too, and no pod is one while none is known.
+pub(super) fn is_of_control_plane(pod: &Pod, rules: ExemptionRules, namespaces: &[String]) -> bool {
     let is_labelled =
         pod.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(labels::CONTROL_PLANE_COMPONENT));
-    let is_there = || namespace.is_some() && pod.metadata.namespace.as_deref() == namespace;
+    let is_there = || pod.metadata.namespace.as_ref().is_some_and(|namespace| namespaces.contains(namespace));
     is_labelled && (rules.bypass_allowed || is_there())
 }
 

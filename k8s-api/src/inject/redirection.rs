@@ -54,9 +54,9 @@ pub struct RedirectionDefaults {
     pub rules: ExemptionRules,
     /// What bypasses the proxy.
     pub skips: Skips,
-    /// Namespace of the control plane; `None` where there may be several. While the rules allow no bypass, no pod is
+    /// Namespaces of the control planes; empty where they may be in any. While the rules allow no bypass, no pod is
     /// then one of a control plane.
-    pub control_plane_namespace: Option<String>,
+    pub control_plane_namespaces: Vec<String>,
 }
 
 impl Default for RedirectionDefaults {
@@ -67,7 +67,7 @@ impl Default for RedirectionDefaults {
             proxy_gid: None,
             rules: ExemptionRules::default(),
             skips: Skips::default(),
-            control_plane_namespace: None,
+            control_plane_namespaces: Vec::new(),
         }
     }
 }
@@ -84,7 +84,7 @@ impl Redirection {
             return Err(error);
         }
         let RedirectionDefaults { ports, rules, skips, .. } = defaults;
-        let of_control_plane = is_of_control_plane(pod, *rules, defaults.control_plane_namespace.as_deref());
+        let of_control_plane = is_of_control_plane(pod, *rules, &defaults.control_plane_namespaces);
         let limits = Limits { rules: *rules, skips, proxy_uid: defaults.proxy_uid, proxy_gid: defaults.proxy_gid };
         let forbidden = forbidden(&settings, &limits, of_control_plane);
         let is_forbidden = |name| forbidden.iter().any(|one| one.annotation() == name);

@@ -20,6 +20,7 @@ fn values_that_the_agent_cannot_honour_are_refused_by_name() {
         ("misspelt", "proxyUid=2102", &["proxyUid"]),
         ("no ports", "ignoreInboundPorts=http", &["ignoreInboundPorts"]),
         ("root", "proxyUID=0", &["proxyUID"]),
+        ("no namespace", r"controllerNamespace=linkerd\,", &["controllerNamespace"]),
         ("any control plane", "controllerNamespace=,allowBypass=false", &["controllerNamespace", "allowBypass"]),
     ] {
         let output = template(settings);
@@ -60,6 +61,9 @@ fn values_of_linkerds_plugin_reach_the_agent() {
     let config = &object(&emptied, "ConfigMap", "linkerd-cni-config")["data"]["values"];
     let skips = Values::parse(config.as_str().unwrap()).unwrap().redirection().unwrap().skips;
     assert!([skips.inbound, skips.outbound, skips.api_server_ports].iter().all(PortSet::is_empty), "{config}");
+
+    let several = succeeded(&template(r"controllerNamespace=linkerd\,linkerd-edge"));
+    assert!(several.contains("- --controller-namespace=linkerd,linkerd-edge\n"), "{several}");
 
     let defaults = objects(&cluster, &succeeded(&template("controllerNamespace=")));
     let config = &object(&defaults, "ConfigMap", "linkerd-cni-config")["data"]["values"];

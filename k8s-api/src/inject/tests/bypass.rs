@@ -140,10 +140,10 @@ fn only_the_control_planes_own_pods_skip_the_api_server_where_no_bypass_is_allow
     let defaults = RedirectionDefaults {
         rules,
         skips,
-        control_plane_namespace: Some("linkerd".to_owned()),
+        control_plane_namespaces: vec!["linkerd".to_owned(), "linkerd-edge".to_owned()],
         ..RedirectionDefaults::default()
     };
-    let unknown = RedirectionDefaults { control_plane_namespace: None, ..defaults.clone() };
+    let unknown = RedirectionDefaults { control_plane_namespaces: Vec::new(), ..defaults.clone() };
     for (namespace, expected) in [("linkerd", Some("443,6443")), ("shop", None)] {
         // As in the chart of the control plane.
         let own = json!({"linkerd.io/inject": "enabled", "config.linkerd.io/skip-outbound-ports": "443,6443"});
