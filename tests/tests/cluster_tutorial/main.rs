@@ -28,7 +28,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     process::ExitCode,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
@@ -36,6 +36,9 @@ use requirement::Requirement;
 use serde_json::Value;
 use weft_test_kit::check::{catch, not_run, requires_all};
 use world::{LEASE, MESH, SHOP, World};
+
+/// A check that takes longer says how long: the whole is what one has to wait for before each merge.
+const LONG: Duration = Duration::from_secs(5);
 
 /// The state of the cluster that a check requires, for some in a cluster that meets a [`Requirement`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,7 +208,13 @@ fn trial(world: &Arc<Mutex<Option<World>>>, &(name, needs, check): &Check) -> Tr
                 catch(|| world.remove())?;
             }
         }
-        catch(|| check(world)).map(|()| Completion::Completed).map_err(|error| {
+        let started = Instant::now();
+        let checked = catch(|| check(world));
+        let took = started.elapsed();
+        if took >= LONG {
+            println!("  took {} s", took.as_secs());
+        }
+        checked.map(|()| Completion::Completed).map_err(|error| {
             world.explain();
             Failed::from(error)
         })
