@@ -27,7 +27,7 @@ use crate::{
 /// Times with which a test need not wait.
 pub(in crate::trace) const QUICK: Pace = Pace {
     interval: Duration::from_millis(20),
-    timeout: Duration::from_millis(300),
+    timeout: Duration::from_secs(2),
     pauses: (Duration::from_millis(1), Duration::from_millis(5)),
 };
 

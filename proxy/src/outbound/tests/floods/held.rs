@@ -36,7 +36,7 @@ struct Held {
 
 const HELD: [Held; 3] = [
     Held { name: "idle connections", opening: Vec::new, is_tls: false, mib: [80, 180] },
-    Held { name: "half a head", opening: half_a_head, is_tls: false, mib: [220, 340] },
+    Held { name: "half a head", opening: half_a_head, is_tls: false, mib: [260, 340] },
     Held { name: "half a ClientHello", opening: half_a_hello, is_tls: true, mib: [120, 240] },
 ];
 
