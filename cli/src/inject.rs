@@ -25,7 +25,7 @@ use crate::{
     cluster::ClusterArgs,
     manifest::{
         self, ManifestFormat,
-        document::{Document, Unusable},
+        document::{self, Document, Unusable},
     },
     output,
 };
@@ -96,7 +96,7 @@ pub(crate) async fn uninject(args: UninjectArgs) -> Result<ExitCode> {
 }
 
 async fn settings(args: &InjectArgs, documents: &[Document]) -> Result<Manual> {
-    let objects: Vec<_> = documents.iter().flat_map(|document| objects(&document.value)).collect();
+    let objects: Vec<_> = documents.iter().flat_map(|document| document::objects(&document.value)).collect();
     if !args.ignore_cluster {
         return Manual::of_cluster(&args.cluster.cluster().await?, &objects).await;
     }
@@ -105,18 +105,6 @@ async fn settings(args: &InjectArgs, documents: &[Document]) -> Result<Manual> {
          start",
     )?;
     Manual::of_chart(&args.cluster.linkerd_namespace, anchors, &objects)
-}
-
-/// The items of a list, else the object.
-fn objects(value: &Value) -> Vec<&Value> {
-    match items(value) {
-        true => value["items"].as_sequence().into_iter().flatten().collect(),
-        false => vec![value],
-    }
-}
-
-fn items(value: &Value) -> bool {
-    value["kind"].as_str().is_some_and(|kind| kind.ends_with("List")) && value["items"].is_sequence()
 }
 
 /// What is printed, if all of it could be made.
@@ -158,7 +146,7 @@ fn transform(
                 Err(error) => errors.push(error),
             }
         };
-        if items(&value) {
+        if document::is_list(&value) {
             let list = value.get_mut("items").and_then(Value::as_sequence_mut);
             for (index, object) in list.into_iter().flatten().enumerate() {
                 apply(object, FieldPath::of("items").index(index));

@@ -1,7 +1,7 @@
 //! `weft install`, `upgrade`, `uninstall` and `prune`: manifests for `kubectl apply -f -` and `kubectl delete -f -`.
 //!
 //! ```text
-//! charts in the program ──render──────────> manifests       install; upgrade, with what the installation kept
+//! charts in the program ──render──────────> manifests       install; upgrade, with the stored configuration
 //! objects of the cluster by label ──────> names to delete   uninstall; prune: those that the charts no longer have
 //! ```
 //!
@@ -10,9 +10,9 @@
 mod certificates;
 mod cluster;
 mod flags;
-mod kept;
 mod offer;
 mod render;
+mod stored;
 mod values;
 pub(crate) mod viz;
 
@@ -31,9 +31,9 @@ use crate::{
     output::{self, progress},
 };
 use cluster::{Definition, Object};
-use kept::Kept;
 use offer::Offer;
 use render::{Certificates, Rendered};
+use stored::Stored;
 use values::ValueArgs;
 
 /// What commands wait for, on a terminal.
@@ -167,7 +167,8 @@ pub(crate) async fn upgrade(args: UpgradeArgs) -> Result<ExitCode> {
     if args.crds {
         return definitions(&args.values.definitions().await?, args.output);
     }
-    let rendered = progress::during(API_SERVER, upgraded(&args)).await?;
+    let asked = args.from_manifests.as_deref().unwrap_or(API_SERVER);
+    let rendered = progress::during(asked, upgraded(&args)).await?;
     output::raw(&rendered.text(args.output)?)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -177,12 +178,13 @@ async fn upgraded(args: &UpgradeArgs) -> Result<Rendered> {
     let settings = match &args.from_manifests {
         Some(from) => {
             source::check_stdin(args.values.helm.values.iter().chain([from]))?;
+            let place = if from == "-" { "standard input" } else { from };
             let documents = manifest::read(std::slice::from_ref(from)).await?;
-            settings(&Kept::in_manifests(&documents, from, namespace)?, &args.values).await?
+            settings(&Stored::in_manifests(&documents, place, namespace)?, &args.values).await?
         }
         None => {
             let cluster = args.cluster.cluster().await?;
-            let settings = settings(&Kept::in_cluster(&cluster).await?, &args.values).await?;
+            let settings = settings(&Stored::in_cluster(&cluster).await?, &args.values).await?;
             let offer = Offer::of(&cluster).await?;
             if let Some(lack) = offer.lack(&Chart::control_plane()?.values(&settings)?, "upgrade") {
                 bail!("{lack}");
@@ -195,9 +197,9 @@ async fn upgraded(args: &UpgradeArgs) -> Result<Rendered> {
 }
 
 /// The settings of an installation, and `values` on top of them.
-async fn settings(kept: &Kept, values: &ValueArgs) -> Result<Settings> {
-    kept.check_ours("helm upgrade")?;
-    values.settings(Some(kept.values()?)).await
+async fn settings(stored: &Stored, values: &ValueArgs) -> Result<Settings> {
+    stored.check_ours("helm upgrade")?;
+    values.settings(Some(stored.values()?)).await
 }
 
 /// `weft uninstall`.
@@ -266,7 +268,7 @@ pub(crate) async fn prune(args: PruneArgs) -> Result<ExitCode> {
 /// Objects of the mesh that this version's charts do not have.
 async fn stale(args: &PruneArgs) -> Result<Vec<Object>> {
     let cluster = args.cluster.cluster().await?;
-    let settings = settings(&Kept::in_cluster(&cluster).await?, &ValueArgs::default()).await?;
+    let settings = settings(&Stored::in_cluster(&cluster).await?, &ValueArgs::default()).await?;
     let rendered = Rendered::new(&cluster.namespace, &settings, Certificates::Forced)?;
     let same = |a: &Object, b: &Object| a.kind == b.kind && a.name == b.name && a.namespace == b.namespace;
     let mut stale = cluster::objects(&cluster).await?;

@@ -238,6 +238,12 @@ fn an_installation_is_upgraded_pruned_and_removed() {
         let said = errors(&run(&[verb]));
         assert!(said.contains("ConfigMap cli-install/linkerd-config does not exist"), "{verb}: {said}");
     }
+    // Only `install` can go on without an answer.
+    for verb in ["install", "upgrade", "prune", "uninstall"] {
+        let said = errors(&run(&[verb, "--as", "nobody"]));
+        assert!(said.contains("ConfigMap cli-install/linkerd-config of"), "{verb}: {said}");
+        assert_eq!(said.contains("--ignore-cluster"), verb == "install", "{said}");
+    }
     kubectl(&["apply", "--server-side", "--force-conflicts"], &succeeded(&run(&["install", "--crds"])));
     let installed = run(&["install", "--set", "proxy.logLevel=warn\\,a=info", "--controller-log-level", "debug"]);
     assert!(errors(&installed).contains("generated a trust anchor"), "{}", errors(&installed));
@@ -261,6 +267,8 @@ fn an_installation_is_upgraded_pruned_and_removed() {
     fs::write(&kept, &installed).unwrap();
     let nowhere = ["--kubeconfig", "/nonexistent", "upgrade", "--from-manifests", kept.to_str().unwrap()];
     assert_eq!(succeeded(&run(&nowhere)), installed);
+    let twice = errors(&run(&["upgrade", "--from-manifests", "-", "--values", "-"]));
+    assert!(twice.contains("standard input can be read once"), "{twice}");
     let replicas = [&nowhere[..], &["--controller-replicas", "2"]].concat();
     assert_eq!(succeeded(&run(&replicas)), succeeded(&run(&["upgrade", "--controller-replicas", "2"])));
     kubectl(&["apply"], &succeeded(&run(&["upgrade", "--controller-replicas", "2"])));

@@ -8,7 +8,6 @@ use weft_k8s_api::inject::{Decision, InjectConfig};
 use weft_tls::ca::Root;
 
 use super::{options::Overrides, *};
-use crate::manifest::document;
 
 const WEB: &str = "\
 # The shop.
@@ -70,7 +69,7 @@ fn manual(text: &str, overrides: &Overrides) -> Result<Transformed> {
     let anchors = directory.path().join("ca.crt");
     fs::write(&anchors, Root::generate("root")?.certificate_pem())?;
     let documents = documents(text);
-    let all: Vec<_> = documents.iter().flat_map(|document| objects(&document.value)).collect();
+    let all: Vec<_> = documents.iter().flat_map(|document| document::objects(&document.value)).collect();
     let manual = Manual::of_chart("linkerd", &anchors, &all)?;
     let injection = Injection { overrides, manual: Some(&manual) };
     transform(&documents, ManifestFormat::Yaml, |object, place| transform::inject(object, place, &injection))

@@ -14,7 +14,7 @@ use weft_k8s_api::labels;
 use super::{
     certificates::{self, Given},
     cluster::Object,
-    kept::OVERRIDES,
+    stored::OVERRIDES,
 };
 use crate::{
     chart::{
@@ -31,7 +31,7 @@ use crate::{
 pub(super) enum Certificates {
     /// Generate them if none are given; given ones must be valid.
     New,
-    /// They are the cluster's, or given; they must be valid.
+    /// They are the installation's, or given; they must be valid.
     Kept,
     /// They may be invalid.
     Forced,

@@ -70,6 +70,19 @@ pub(crate) fn parse(source: &Arc<str>, text: &str) -> Result<Vec<Document>, Vec<
     if reading.errors.is_empty() { Ok(reading.documents) } else { Err(reading.errors) }
 }
 
+/// The items of a list, else the object.
+pub(crate) fn objects(value: &Value) -> Vec<&Value> {
+    match is_list(value) {
+        true => value["items"].as_sequence().into_iter().flatten().collect(),
+        false => vec![value],
+    }
+}
+
+/// Whether it is a list of objects, such as `kubectl get -o yaml` prints.
+pub(crate) fn is_list(value: &Value) -> bool {
+    value["kind"].as_str().is_some_and(|kind| kind.ends_with("List")) && value["items"].is_sequence()
+}
+
 /// Reads one document, as kubectl does.
 pub(crate) fn parse_yaml(text: &str) -> Result<Value, serde_saphyr::Error> {
     let options = serde_saphyr::options! { legacy_octal_numbers: true, with_snippet: false };

@@ -1,5 +1,5 @@
-//! What an installation keeps about itself: who installed it, the values that differ from the chart's, and its issuer.
-//! The cluster has it, and so have the manifests of `weft install`.
+//! The stored configuration of an installation: who installed it, the values that differ from the chart's, and its
+//! issuer. It is in the cluster, and in the manifests of `weft install`.
 
 use anyhow::{Context as _, Result, anyhow};
 use futures::join;
@@ -15,20 +15,19 @@ use super::{certificates, cluster, cluster::Object};
 use crate::{
     chart::values,
     cluster::{ANSWER, Cluster, within},
-    manifest::document::Document,
+    manifest::document::{self, Document},
     mesh::{Fetched, installed::Installed},
 };
 
-/// The Secret in which `weft install` keeps what differs from the chart's values; Linkerd's name.
+/// The Secret in which `weft install` stores what differs from the chart's values; Linkerd's name.
 pub(super) const OVERRIDES: &str = "linkerd-config-overrides";
 /// The Secret with the issuer's certificate and key; Linkerd's name.
 const ISSUER: &str = "linkerd-identity-issuer";
 
 /// An installation.
 #[derive(Debug)]
-pub(super) struct Kept {
-    /// By whom.
-    pub(super) installed: Installed,
+pub(super) struct Stored {
+    installed: Installed,
     namespace: String,
     /// Where it was looked for: a cluster's address, or the manifests.
     place: String,
@@ -36,25 +35,21 @@ pub(super) struct Kept {
     issuer: Fetched<Option<Secret>>,
 }
 
-impl Kept {
+impl Stored {
     /// The installation in a cluster.
     ///
     /// # Errors
     /// When the cluster does not say whether there is one.
     pub(super) async fn in_cluster(cluster: &Cluster) -> Result<Self> {
-        let api: Api<Secret> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
-        let (installed, overrides, issuer) = join!(
-            cluster::installed(cluster),
-            within(ANSWER, api.get_opt(OVERRIDES)),
-            within(ANSWER, api.get_opt(ISSUER))
-        );
-        Ok(Self {
-            installed: installed?,
-            namespace: cluster.namespace.clone(),
-            place: cluster.server.clone(),
-            overrides,
-            issuer,
-        })
+        let installed = cluster::installed(cluster).await?;
+        let (overrides, issuer) = match installed {
+            Installed::ByUs => {
+                let api: Api<Secret> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+                join!(within(ANSWER, api.get_opt(OVERRIDES)), within(ANSWER, api.get_opt(ISSUER)))
+            }
+            _ => (Ok(None), Ok(None)),
+        };
+        Ok(Self { installed, namespace: cluster.namespace.clone(), place: cluster.server.clone(), overrides, issuer })
     }
 
     /// The installation that manifests make in `namespace`; `place` is where they were read.
@@ -119,14 +114,17 @@ impl Kept {
 
 /// The last of the objects with this name, as `kubectl apply` would leave it.
 fn object<T: DeserializeOwned>(documents: &[Document], kind: &str, namespace: &str, name: &str) -> Result<Option<T>> {
-    let is_it = |document: &&Document| {
-        Object::of(&document.value).is_some_and(|object| {
+    let all = documents
+        .iter()
+        .flat_map(|document| document::objects(&document.value).into_iter().map(move |value| (document, value)));
+    let is_it = |(_, value): &(&Document, &serde_yaml_ng::Value)| {
+        Object::of(value).is_some_and(|object| {
             (&*object.api_version, &*object.kind, &*object.name) == ("v1", kind, name)
                 && object.namespace.as_deref() == Some(namespace)
         })
     };
-    let Some(found) = documents.iter().rfind(is_it) else { return Ok(None) };
-    let read = serde_yaml_ng::from_value(found.value.clone());
+    let Some((found, value)) = all.filter(is_it).last() else { return Ok(None) };
+    let read = serde_yaml_ng::from_value(value.clone());
     read.map(Some).with_context(|| format!("{}: document {}: {kind} {namespace}/{name}", found.source, found.number))
 }
 
@@ -136,21 +134,21 @@ mod tests {
     use crate::{
         chart::{Chart, values::Settings},
         install::render::{Certificates, Rendered},
-        manifest::{ManifestFormat, document},
+        manifest::ManifestFormat,
     };
 
-    fn kept(text: &str, namespace: &str) -> Result<Kept> {
+    fn stored(text: &str, namespace: &str) -> Result<Stored> {
         let documents = document::parse(&"old.yaml".into(), text).unwrap();
-        Kept::in_manifests(&documents, "old.yaml", namespace)
+        Stored::in_manifests(&documents, "old.yaml", namespace)
     }
 
     /// The manifests of an installation with this value, and what they hold of its values.
     fn installed(set: &str, format: ManifestFormat) -> (String, Result<Value>) {
         let settings = Settings { set: vec![set.to_owned()], ..Settings::default() };
         let text = Rendered::new("mesh", &settings, Certificates::New).unwrap().text(format).unwrap();
-        let kept = kept(&text, "mesh").unwrap();
-        kept.check_ours("helm upgrade").unwrap();
-        let values = kept.values();
+        let stored = stored(&text, "mesh").unwrap();
+        stored.check_ours("helm upgrade").unwrap();
+        let values = stored.values();
         (text, values)
     }
 
@@ -165,13 +163,22 @@ mod tests {
     }
 
     #[test]
+    fn objects_may_be_in_a_list_as_kubectl_prints_them() {
+        let (text, values) = installed("proxy.logLevel=debug", ManifestFormat::Yaml);
+        let documents = document::parse(&"old.yaml".into(), &text).unwrap();
+        let items: Vec<_> = documents.iter().map(|document| &document.value).collect();
+        let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string();
+        assert_eq!(stored(&list, "mesh").unwrap().values().unwrap(), values.unwrap());
+    }
+
+    #[test]
     fn a_secret_may_have_texts_and_an_issuer_of_another_tool_is_left_to_it() {
         let (text, values) =
             installed("identity.externalCA=true,identity.issuer.scheme=kubernetes.io/tls", ManifestFormat::Yaml);
         assert_eq!(values.unwrap().pointer("/identity/issuer/tls/crtPEM"), None);
         let secret = "apiVersion: v1\nkind: Secret\nmetadata: {name: linkerd-config-overrides, namespace: mesh}\n\
                       stringData:\n  linkerd-config-overrides: 'identity: {issuer: {scheme: kubernetes.io/tls}}'\n";
-        let later = kept(&format!("{text}---\n{secret}"), "mesh").unwrap();
+        let later = stored(&format!("{text}---\n{secret}"), "mesh").unwrap();
         let scheme = serde_json::json!({"identity": {"issuer": {"scheme": "kubernetes.io/tls"}}});
         assert_eq!(later.values().unwrap(), scheme);
     }
@@ -180,8 +187,8 @@ mod tests {
     fn what_is_missing_in_manifests_or_cannot_be_read_is_named() {
         let (text, _) = installed("proxy.logLevel=debug", ManifestFormat::Yaml);
         let refused = |text: &str, namespace: &str| {
-            let kept = kept(text, namespace);
-            let values = kept.and_then(|kept| kept.check_ours("helm upgrade").and_then(|()| kept.values()));
+            let stored = stored(text, namespace);
+            let values = stored.and_then(|stored| stored.check_ours("helm upgrade").and_then(|()| stored.values()));
             format!("{:#}", values.unwrap_err())
         };
         let elsewhere = refused(&text, "linkerd");
