@@ -27,7 +27,7 @@ use crate::{
 /// Times with which a test need not wait.
 pub(in crate::trace) const QUICK: Pace = Pace {
     interval: Duration::from_millis(20),
-    timeout: Duration::from_secs(2),
+    timeout: Duration::from_millis(300),
     pauses: (Duration::from_millis(1), Duration::from_millis(5)),
 };
 
@@ -126,11 +126,12 @@ pub(crate) fn start(
     credentials: watch::Receiver<Option<Arc<Credentials>>>,
     drain: drain::Watch,
 ) -> Tracing {
-    start_with(config, credentials, drain, Dns::new(Counters::default()).unwrap())
+    start_with(QUICK, config, credentials, drain, Dns::new(Counters::default()).unwrap())
 }
 
-/// The same with another resolver.
-pub(crate) fn start_with(
+/// The same with other times and another resolver.
+pub(in crate::trace) fn start_with(
+    pace: Pace,
     config: &TraceConfig,
     credentials: watch::Receiver<Option<Arc<Credentials>>>,
     drain: drain::Watch,
@@ -140,7 +141,7 @@ pub(crate) fn start_with(
     let (tracing, spans) = channel(&metrics);
     let trust = Trust::Credentials(credentials);
     let client = ControlClient::new(config.collector.clone(), trust, dns, StreamLimits::default());
-    tokio::spawn(Exporter::paced(QUICK, client, resource(config), spans).run(drain));
+    tokio::spawn(Exporter::paced(pace, client, resource(config), spans).run(drain));
     tracing
 }
 

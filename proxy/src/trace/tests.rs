@@ -14,12 +14,12 @@ use weft_runtime::drain::Drain;
 
 use super::{
     queue::{BATCH, CAPACITY},
-    testing::{Answer, Collector, start, start_with},
+    testing::{Answer, Collector, QUICK, start, start_with},
     *,
 };
 use crate::{
     config::{ControlAddr, DnsConfig, TraceConfig},
-    dns::testing::DnsServer,
+    dns::{Dns, testing::DnsServer},
     faults::{Fault, FaultyHop},
     inbound::testing::Mesh,
     metrics::Counters,
@@ -45,12 +45,13 @@ fn end(tracing: &Tracing, spans: usize) {
     }
 }
 
-/// A proxy's spans, exported to this collector in its own pod.
+/// A proxy's spans, exported to this collector in its own pod, which has time to answer.
 async fn exported_to(collector: &Collector) -> (Tracing, Drain) {
     let (drain, watch) = Drain::new();
-    let addr = collector.serve().await;
+    let config = TraceConfig::to("127.0.0.1", collector.serve().await.port());
     let (_, credentials) = watch::channel(None);
-    (start(&TraceConfig::to("127.0.0.1", addr.port()), credentials, watch), drain)
+    let patient = export::Pace { timeout: PATIENCE, ..QUICK };
+    (start_with(patient, &config, credentials, watch, Dns::new(Counters::default()).unwrap()), drain)
 }
 
 #[test]
@@ -131,7 +132,7 @@ async fn a_collector_gets_spans_over_mesh_tls() {
         let collector = ControlAddr { host: "otel.test.".to_owned(), port: 4317, identity };
         TraceConfig { collector, service_name: "web".to_owned(), ..TraceConfig::to("", 0) }
     };
-    let tracing = start_with(&addr(COLLECTOR), credentials.clone(), watch.clone(), dns.clone());
+    let tracing = start_with(QUICK, &addr(COLLECTOR), credentials.clone(), watch.clone(), dns.clone());
     end(&tracing, 2);
     tracing.flush().await;
     let seen = collector.spans();
@@ -142,7 +143,7 @@ async fn a_collector_gets_spans_over_mesh_tls() {
     assert_eq!(first.attribute("direction"), "inbound");
     assert!(first.span.start_time_unix_nano <= first.span.end_time_unix_nano);
     // A server without the collector's identity receives nothing.
-    let tracing = start_with(&addr("other.obs"), credentials, watch, dns);
+    let tracing = start_with(QUICK, &addr("other.obs"), credentials, watch, dns);
     end(&tracing, 2);
     tracing.flush().await;
     assert_eq!((collector.spans().len(), tracing.counted()), (2, [5, 0, 0, 0, 2, 0]));
@@ -236,10 +237,10 @@ async fn the_last_spans_are_exported_when_the_proxy_ends() {
     let client = crate::control::ControlClient::new(
         config.collector.clone(),
         crate::control::Trust::Credentials(credentials),
-        crate::dns::Dns::new(Counters::default()).unwrap(),
+        Dns::new(Counters::default()).unwrap(),
         Default::default(),
     );
-    let slow = export::Pace { interval: std::time::Duration::from_secs(3600), ..testing::QUICK };
+    let slow = export::Pace { interval: std::time::Duration::from_secs(3600), ..QUICK };
     tokio::spawn(Exporter::paced(slow, client, resource(&config), spans).run(watch));
     end(&tracing, 1);
     assert!(drain.drain(std::time::Duration::from_secs(1)).await);
