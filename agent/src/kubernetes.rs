@@ -74,7 +74,7 @@ pub(crate) type Trackings = Option<Vec<Tracking>>;
 /// Parameters of the enrolment of a node's pods.
 pub(crate) struct Config {
     pub(crate) node: String,
-    /// Only pods of its control planes are enrolled.
+    /// Defaults of redirection. Only pods of the control planes that it names are enrolled, of any if it names none.
     pub(crate) defaults: RedirectionDefaults,
     pub(crate) attach: AttachPoint,
     /// Cookies of network namespaces that are gone.
@@ -242,4 +242,16 @@ fn locate(locator: &Locator, pod: &MeshedPod, meter: &mut Meter) -> Result<(Sand
     let wanted = pod::wanted(pod, redirection, &sandbox.netns.addresses, sandbox.proxy);
     let rules = Rules::new(wanted).map_err(|error| Problem::Failed(error.to_string()))?;
     Ok((sandbox, rules, found))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_are_selected_by_their_control_plane() {
+        assert_eq!(selector(&[]), "linkerd.io/control-plane-ns");
+        let two = ["linkerd".to_owned(), "linkerd-edge".to_owned()];
+        assert_eq!(selector(&two), "linkerd.io/control-plane-ns in (linkerd,linkerd-edge)");
+    }
 }

@@ -207,7 +207,7 @@ struct KubernetesArgs {
     #[arg(long, env = "POD_UID", value_name = "UID")]
     pod_uid: Option<String>,
     /// Enrol only pods of the control planes in these namespaces, separated by commas [default: of any]
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = namespace)]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = parse_namespace)]
     controller_namespace: Vec<String>,
     /// The chart's values, for the ports and subnets that pods skip unless their annotations say otherwise
     #[arg(long, value_name = "FILE")]
@@ -229,9 +229,8 @@ impl KubernetesArgs {
     }
 }
 
-/// The name of a namespace.
-fn namespace(name: &str) -> Result<String, &'static str> {
-    names::is_label(name).then(|| name.to_owned()).ok_or("this is not the name of a namespace")
+fn parse_namespace(name: &str) -> Result<String, &'static str> {
+    names::is_label(name).then(|| name.to_owned()).ok_or("expected the name of a namespace, such as linkerd")
 }
 
 /// The settings in the chart's values that concern redirection.
@@ -351,7 +350,7 @@ mod tests {
         assert_eq!(parsed("linkerd,linkerd-edge").unwrap(), ["linkerd", "linkerd-edge"]);
         for malformed in ["", "linkerd,", "linkerd edge", "Linkerd"] {
             let refused = parsed(malformed).unwrap_err().to_string();
-            assert!(refused.contains("not the name of a namespace"), "{malformed}: {refused}");
+            assert!(refused.contains("the name of a namespace, such as linkerd"), "{malformed}: {refused}");
         }
     }
 

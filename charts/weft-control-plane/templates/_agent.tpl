@@ -9,7 +9,7 @@ The node agent: its account, its rights and the DaemonSet. Arguments:
   podAnnotations       further annotations of the pods, a map
   config               name of the ConfigMap whose key `values` has the settings of redirection
   checksum             of these settings: an agent reads them once, when it starts
-  controllerNamespace  enrol only pods of the control plane in this namespace, or of several, separated by commas; empty: of any
+  controllerNamespace  namespaces of the control planes whose pods are enrolled, separated by commas; empty: of any
   imagePullPolicy      of an image without its own
   imagePullSecrets     a list
   agent                the agent's values, as in values.yaml of weft-control-plane
