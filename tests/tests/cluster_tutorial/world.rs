@@ -127,6 +127,7 @@ impl World {
             &["get", "events", "-A", "--sort-by=.lastTimestamp"],
             &["-n", MESH, "logs", "-l", "linkerd.io/control-plane-ns", "--all-containers", "--prefix", "--tail=30"],
             &["-n", MESH, "logs", "ds/weft-agent", "--tail=50"],
+            &["-n", SHOP, "logs", "-l", "linkerd.io/control-plane-ns", "--all-containers", "--prefix", "--tail=30"],
         ] {
             println!("kubectl {}", arguments.join(" "));
             println!("{}", self.cluster.kubectl(arguments).unwrap_or_else(|error| format!("{error:#}")));
