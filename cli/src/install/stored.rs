@@ -114,7 +114,7 @@ impl Stored {
 
 /// The last of the objects with this name, as `kubectl apply` would leave it.
 fn object<T: DeserializeOwned>(documents: &[Document], kind: &str, namespace: &str, name: &str) -> Result<Option<T>> {
-    let all = documents
+    let mut all = documents
         .iter()
         .flat_map(|document| document::objects(&document.value).into_iter().map(move |value| (document, value)));
     let is_it = |(_, value): &(&Document, &serde_yaml_ng::Value)| {
@@ -123,7 +123,7 @@ fn object<T: DeserializeOwned>(documents: &[Document], kind: &str, namespace: &s
                 && object.namespace.as_deref() == Some(namespace)
         })
     };
-    let Some((found, value)) = all.filter(is_it).last() else { return Ok(None) };
+    let Some((found, value)) = all.rfind(is_it) else { return Ok(None) };
     let read = serde_yaml_ng::from_value(value.clone());
     read.map(Some).with_context(|| format!("{}: document {}: {kind} {namespace}/{name}", found.source, found.number))
 }
