@@ -13,8 +13,9 @@ use tokio::time::timeout;
 
 use super::Seen;
 
-/// The longest time for one answer, the connection included.
-const TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest time for one answer, the connection included: longer than clients wait by default, who so learn what is
+/// slow and what failed.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// An echo server and the connections to it.
 #[derive(Clone, Debug)]

@@ -38,7 +38,10 @@ fn under_load(world: &mut World, happens: impl FnOnce(&mut World)) {
     let goes_on = loads.each_mut().map(|load| load.is_running().unwrap());
     for (load, goes_on) in loads.into_iter().zip(goes_on) {
         let report = load.report().unwrap();
-        println!("    {} requests, {} connections, {} failures", report.requests, report.connections, report.failures);
+        println!(
+            "    {} requests, {} connections, {} failures, {:.0} ms at most",
+            report.requests, report.connections, report.failures, report.latency_ms.max
+        );
         assert!(report.requests > 100, "too few requests to mean anything: {report:?}");
         assert!(goes_on, "it ended before the change did: {report:?}");
         assert_eq!(report.failures, 0, "{:?}", report.errors);
