@@ -308,13 +308,13 @@ no other value.
 {{- end }}
 
 {{/*
-The values that an injector reads. It follows them without a restart, but only when the kubelet has delivered them, a minute later:
-restarted, it injects with them when the upgrade is over.
+The values that an injector reads. It reads webhookClientCA when it starts; it follows the others without a restart, but only when
+the kubelet has delivered them, a minute later: restarted, it injects with them when the upgrade is over.
 */}}
 {{- define "weft.injectionValues" -}}
 {{- $v := .Values -}}
 {{- list (include "weft.redirectionValues" .) $v.proxy $v.debugContainer $v.clusterDomain $v.identityTrustDomain $v.clusterNetworks
-    $v.disableIPv6 $v.imagePullPolicy $v.linkerdVersion | toJson -}}
+    $v.disableIPv6 $v.imagePullPolicy $v.linkerdVersion $v.webhookClientCA | toJson -}}
 {{- end }}
 
 {{/*

@@ -152,6 +152,15 @@ fn a_client_authority_reaches_every_webhook() {
         });
         assert_eq!(told.count(), expected);
     }
+    // Webhooks read it once, so another one must restart them.
+    let pods = |file: &str| {
+        let authority = certificates.set("webhookClientCA", file).to_vec();
+        let rendered = objects(&cluster, &render(&[certificates.all(), authority].concat()));
+        ["linkerd-destination", "linkerd-proxy-injector"]
+            .map(|name| object(&rendered, "Deployment", name)["spec"]["template"].clone())
+    };
+    let (before, after) = (pods("ca.crt"), pods("issuer.crt"));
+    assert!(before[0] != after[0] && before[1] != after[1], "{before:?}");
 }
 
 #[test]
