@@ -238,7 +238,9 @@ mod tests {
         for (kind, count) in [("Deployment", 3), ("DaemonSet", 1), ("PodDisruptionBudget", 3)] {
             assert_eq!(kinds.iter().filter(|found| *found == kind).count(), count, "{kind}: {kinds:?}");
         }
-        assert!(manifests.iter().any(|text| text.contains("--cluster-domain=mesh.example")));
+        for flag in ["--cluster-domain=mesh.example", "--identity-scheme=kubernetes.io/tls"] {
+            assert!(manifests.iter().any(|text| text.contains(flag)), "{flag}");
+        }
     }
 
     #[test]

@@ -383,8 +383,11 @@ impl Parts {
                 (Tokens::Review(Box::new(reviewer)), place, events)
             }
         };
-        let files =
-            issuer::Files { issuer: args.identity_issuer_dir.clone(), anchors: args.identity_trust_anchors.clone() };
+        let files = issuer::Files {
+            issuer: args.identity_issuer_dir.clone(),
+            scheme: args.identity_scheme,
+            anchors: args.identity_trust_anchors.clone(),
+        };
         let issuer = issuer::start(files, &place, &events).await?;
         self.metrics.register(|registry| registry.register_collector(Box::new(IssuerTtl(issuer.current.expiry()))));
         let current = issuer.current.clone();

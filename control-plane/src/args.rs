@@ -12,9 +12,12 @@ use weft_runtime::telemetry::LogFormat;
 
 use weft_index::{Cluster, EndpointsFrom, TransportMode};
 
-use crate::destination::{
-    EndpointSettings,
-    http2::{self, MeshedHttp2},
+use crate::{
+    destination::{
+        EndpointSettings,
+        http2::{self, MeshedHttp2},
+    },
+    identity::issuer::Scheme,
 };
 use linkerd::{WithoutEffect, listen_address};
 
@@ -336,6 +339,9 @@ pub(crate) struct IdentityArgs {
     /// Directory of the issuer: crt.pem and key.pem, or tls.crt and tls.key; watched.
     #[arg(long, value_name = "DIR")]
     pub(crate) identity_issuer_dir: PathBuf,
+    /// Format of the issuer, Linkerd's flag; by default crt.pem and key.pem if crt.pem exists.
+    #[arg(long, value_enum, value_name = "SCHEME")]
+    pub(crate) identity_scheme: Option<Scheme>,
     /// Trust anchors, PEM; watched.
     #[arg(long, value_name = "FILE")]
     pub(crate) identity_trust_anchors: PathBuf,

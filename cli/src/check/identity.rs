@@ -7,6 +7,7 @@ use k8s_openapi::{
     api::core::v1::{Pod, Secret},
 };
 use kube::ResourceExt as _;
+use serde_yaml_ng::Value;
 use sha2::{Digest as _, Sha256};
 use weft_k8s_api::labels;
 use weft_tls::{
@@ -55,7 +56,7 @@ fn issuer_problems(facts: &Facts, cluster: &ClusterFacts) -> Result<Vec<Problem>
     let Some(secret) = secret else {
         return Ok(vec![Problem::new(facts.named("Secret", ISSUER), "does not exist", facts.upgrade(NEW_ISSUER))]);
     };
-    let (crt_key, key_key) = keys(secret);
+    let (crt_key, key_key) = keys(cluster, secret);
     let mut found = Vec::new();
     for key in [crt_key, key_key] {
         match text(secret, key) {
@@ -190,8 +191,9 @@ fn anchors(facts: &Facts) -> Result<Vec<Certificate>, Stop> {
 
 /// The issuer's certificates, and the field that contains them.
 fn issuer_chain(facts: &Facts) -> Result<(String, Vec<Certificate>), Stop> {
-    let secret = facts.cluster()?.issuer.as_ref().ok().and_then(Option::as_ref).ok_or(Stop::Skip)?;
-    let (key, _) = keys(secret);
+    let cluster = facts.cluster()?;
+    let secret = cluster.issuer.as_ref().ok().and_then(Option::as_ref).ok_or(Stop::Skip)?;
+    let (key, _) = keys(cluster, secret);
     let Some(Ok(pem)) = text(secret, key) else { return Err(Stop::Skip) };
     let chain = certificates(&pem).map_err(|_| Stop::Skip)?;
     Ok((data_field(facts, ISSUER, key), chain))
@@ -201,15 +203,27 @@ fn issuer_chain(facts: &Facts) -> Result<(String, Vec<Certificate>), Stop> {
 fn issuer(cluster: &ClusterFacts) -> Option<Result<Issuer, IssuerError>> {
     let anchors = TrustAnchors::from_pem(cluster.anchors_pem()?).ok()?;
     let secret = cluster.issuer.as_ref().ok()?.as_ref()?;
-    let (crt, key) = keys(secret);
+    let (crt, key) = keys(cluster, secret);
     let (Some(Ok(crt)), Some(Ok(key))) = (text(secret, crt), text(secret, key)) else { return None };
     Some(Issuer::from_pem(&crt, &key, &anchors))
 }
 
-/// Fields of certificate and key: Linkerd's names, or those of a Secret that another tool created.
-fn keys(secret: &Secret) -> (&'static str, &'static str) {
+/// Fields of certificate and key, as the identity service chooses them: those of the format in the mesh's values, of
+/// which a Secret may have both.
+fn keys(cluster: &ClusterFacts, secret: &Secret) -> (&'static str, &'static str) {
     let has = |key: &str| secret.data.as_ref().is_some_and(|data| data.contains_key(key));
-    if !has("crt.pem") && has("tls.crt") { ("tls.crt", "tls.key") } else { ("crt.pem", "key.pem") }
+    let by_default = || !has("crt.pem") && has("tls.crt");
+    if has_external_issuer(cluster).unwrap_or_else(by_default) {
+        ("tls.crt", "tls.key")
+    } else {
+        ("crt.pem", "key.pem")
+    }
+}
+
+/// Whether the mesh's values leave the issuer to another tool; `None` if they do not say.
+fn has_external_issuer(cluster: &ClusterFacts) -> Option<bool> {
+    let values: Value = serde_yaml_ng::from_str(cluster.config_yaml()?).ok()?;
+    values["identity"]["issuer"]["scheme"].as_str().map(|scheme| scheme == "kubernetes.io/tls")
 }
 
 pub(super) fn text(secret: &Secret, key: &str) -> Option<Result<String, ()>> {
@@ -291,6 +305,12 @@ mod tests {
         let data = [("crt.pem", crt), ("key.pem", key)].map(|(key, pem)| (key.to_owned(), ByteString(pem.into())));
         let secret = Secret { data: Some(data.into()), ..Secret::default() };
         facts.cluster.as_mut().unwrap().issuer = Ok(Some(secret));
+        facts
+    }
+
+    fn with_values(mut facts: Facts, values: &str) -> Facts {
+        let object = serde_json::from_value(json!({"data": {"values": values}})).unwrap();
+        facts.cluster.as_mut().unwrap().config = Ok(Some(object));
         facts
     }
 
@@ -390,5 +410,24 @@ mod tests {
         };
         secret.data = Some(data.into_iter().map(renamed).collect());
         assert_eq!(config_is_valid(&facts), Ok(Vec::new()));
+    }
+
+    /// A tool that writes into the chart's Secret leaves the old pair there.
+    #[test]
+    fn of_two_pairs_of_keys_the_schemes_is_checked() {
+        let mut facts = healthy();
+        let stranger = Root::generate("stranger").unwrap().issue_issuer("issuer.stranger").unwrap();
+        let secret = facts.cluster.as_mut().unwrap().issuer.as_mut().unwrap().as_mut().unwrap();
+        let data = secret.data.as_mut().unwrap();
+        for (old, new, pem) in [("crt.pem", "tls.crt", stranger.certificate), ("key.pem", "tls.key", stranger.key)] {
+            let good = data.insert(old.to_owned(), ByteString(pem.into())).unwrap();
+            data.insert(new.to_owned(), good);
+        }
+        let of = |scheme: &str| {
+            let values = format!("identity: {{issuer: {{scheme: {scheme}}}}}");
+            issuer_is_ours(&with_values(facts.clone(), &values))
+        };
+        assert_eq!(of("kubernetes.io/tls"), Ok(Vec::new()));
+        check(of("linkerd.io/tls"), &[(ISSUER_CRT, "CN=issuer.stranger is signed by no certificate of ConfigMap")]);
     }
 }

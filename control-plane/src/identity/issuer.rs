@@ -10,6 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use clap::ValueEnum;
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::ObjectReference};
 use kube::{Api, Client, Resource, runtime::events::EventType};
 use notify::{RecursiveMode, Watcher};
@@ -22,8 +23,6 @@ use weft_tls::{
 
 use crate::api::{events::Events, explain};
 
-/// Names of certificate and key: Linkerd's secret, then that of type `kubernetes.io/tls` (cert-manager).
-const FILE_NAMES: [(&str, &str); 2] = [("crt.pem", "key.pem"), ("tls.crt", "tls.key")];
 /// The files of one update may change one by one; reading waits until the directory has been quiet for this long.
 const QUIET: Duration = Duration::from_millis(100);
 /// Interval of reads without a notification: a watch may miss one.
@@ -37,6 +36,28 @@ const CONFIG_MAP_KEY: &str = "ca-bundle.crt";
 const LAST_EVENT: Duration = Duration::from_secs(5);
 /// Reason of the Event about unusable certificates, Linkerd's.
 pub(super) const VALIDATION_FAILED: &str = "IssuerValidationFailed";
+
+/// Format of the issuer's Secret, by the names of the value `identity.issuer.scheme`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Scheme {
+    /// `crt.pem` and `key.pem`, as Linkerd's chart and ours write them.
+    #[value(name = "linkerd.io/tls")]
+    Linkerd,
+    /// `tls.crt` and `tls.key`, as other tools write them, such as cert-manager.
+    #[value(name = "kubernetes.io/tls")]
+    Kubernetes,
+}
+
+impl Scheme {
+    /// Paths of certificate and key in a directory.
+    fn files(self, directory: &Path) -> (PathBuf, PathBuf) {
+        let (certificate, key) = match self {
+            Self::Linkerd => ("crt.pem", "key.pem"),
+            Self::Kubernetes => ("tls.crt", "tls.key"),
+        };
+        (directory.join(certificate), directory.join(key))
+    }
+}
 
 /// Why an issuer could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -182,6 +203,9 @@ impl Place {
 pub(crate) struct Files {
     /// Directory of certificate and key.
     pub(crate) issuer: PathBuf,
+    /// Which pair of files to read; by default the first that exists. A Secret may have both: a tool that writes into
+    /// one of Linkerd's format leaves its keys there.
+    pub(crate) scheme: Option<Scheme>,
     /// The trust anchors.
     pub(crate) anchors: PathBuf,
 }
@@ -253,11 +277,14 @@ impl CurrentIssuer {
 
 impl Files {
     fn read(&self) -> Result<Texts, LoadError> {
-        let pair = FILE_NAMES.map(|(certificate, key)| (self.issuer.join(certificate), self.issuer.join(key)));
-        let (certificate, key) = pair
-            .into_iter()
-            .find(|(certificate, _)| certificate.exists())
-            .ok_or_else(|| LoadError::Missing(self.issuer.clone()))?;
+        let (certificate, key) = match self.scheme {
+            Some(scheme) => scheme.files(&self.issuer),
+            None => [Scheme::Linkerd, Scheme::Kubernetes]
+                .map(|scheme| scheme.files(&self.issuer))
+                .into_iter()
+                .find(|(certificate, _)| certificate.exists())
+                .ok_or_else(|| LoadError::Missing(self.issuer.clone()))?,
+        };
         let read =
             |path: &Path| fs::read_to_string(path).map_err(|source| LoadError::Read { path: path.to_owned(), source });
         let anchors = read(&self.anchors)?;

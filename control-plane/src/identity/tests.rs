@@ -136,7 +136,7 @@ async fn the_issuer_is_read_from_either_pair_of_files_and_replaced_when_they_cha
     weft_tls::install_crypto_provider();
     let dir = tempfile::tempdir().unwrap();
     let root = Root::generate("root").unwrap();
-    let files = issuer::Files { issuer: dir.path().join("issuer"), anchors: dir.path().join("ca.pem") };
+    let files = issuer::Files { issuer: dir.path().join("issuer"), scheme: None, anchors: dir.path().join("ca.pem") };
     std::fs::create_dir(&files.issuer).unwrap();
     std::fs::write(&files.anchors, root.certificate_pem()).unwrap();
     let write = |certificate: &str, key: &str, root: &Root| {
@@ -184,6 +184,35 @@ async fn the_issuer_is_read_from_either_pair_of_files_and_replaced_when_they_cha
     running.abort();
 }
 
+/// A tool that writes into the chart's Secret leaves the old pair there.
+#[tokio::test]
+async fn of_two_pairs_of_files_the_schemes_is_read() {
+    use issuer::Scheme;
+    weft_tls::install_crypto_provider();
+    let dir = tempfile::tempdir().unwrap();
+    let (root, stranger) = (Root::generate("root").unwrap(), Root::generate("stranger").unwrap());
+    let anchors = dir.path().join("ca.pem");
+    std::fs::write(&anchors, root.certificate_pem()).unwrap();
+    let start = async |scheme: Option<Scheme>| {
+        let files = issuer::Files { issuer: dir.path().to_owned(), scheme, anchors: anchors.clone() };
+        let started = issuer::start(files, &Place::Files(anchors.clone()), &Events::none()).await;
+        started.map(|_| ()).map_err(|problem| problem.to_string())
+    };
+    for (certificate, key, root) in [("crt.pem", "key.pem", &stranger), ("tls.crt", "tls.key", &root)] {
+        let pem = root.issue_issuer("issuer").unwrap();
+        std::fs::write(dir.path().join(certificate), pem.certificate).unwrap();
+        std::fs::write(dir.path().join(key), pem.key).unwrap();
+    }
+    assert_eq!(start(Some(Scheme::Kubernetes)).await, Ok(()));
+    for scheme in [Some(Scheme::Linkerd), None] {
+        let problem = start(scheme).await.unwrap_err();
+        assert!(problem.contains("crt.pem"), "{scheme:?}: {problem}");
+    }
+    std::fs::remove_file(dir.path().join("tls.crt")).unwrap();
+    let problem = start(Some(Scheme::Kubernetes)).await.unwrap_err();
+    assert!(problem.contains("tls.crt"), "{problem}");
+}
+
 #[tokio::test]
 async fn startup_errors_name_object_key_and_remedy() {
     weft_tls::install_crypto_provider();
@@ -213,7 +242,8 @@ async fn startup_errors_name_object_key_and_remedy() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("crt.pem"), certificate).unwrap();
         std::fs::write(dir.path().join("key.pem"), key).unwrap();
-        let files = issuer::Files { issuer: dir.path().to_owned(), anchors: dir.path().join("ca-bundle.crt") };
+        let files =
+            issuer::Files { issuer: dir.path().to_owned(), scheme: None, anchors: dir.path().join("ca-bundle.crt") };
         std::fs::write(&files.anchors, anchors).unwrap();
         let started = issuer::start(files, &place, &Events::none()).await;
         let problem = started.err().unwrap().to_string();
