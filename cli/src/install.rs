@@ -36,6 +36,15 @@ use render::{Certificates, Rendered};
 use stored::Stored;
 use values::ValueArgs;
 
+/// Objects of certificates. The chart lacks one only where a value leaves it to another tool, which writes into the
+/// chart's own; `weft prune` would delete what that tool has written.
+const CERTIFICATES: [(&str, &str); 5] = [
+    ("Secret", "linkerd-identity-issuer"),
+    ("ConfigMap", "linkerd-identity-trust-roots"),
+    ("Secret", "linkerd-proxy-injector-k8s-tls"),
+    ("Secret", "linkerd-sp-validator-k8s-tls"),
+    ("Secret", "linkerd-policy-validator-k8s-tls"),
+];
 /// What commands wait for, on a terminal.
 const API_SERVER: &str = "the API server";
 /// Most pods that a message names.
@@ -270,10 +279,16 @@ async fn stale(args: &PruneArgs) -> Result<Vec<Object>> {
     let cluster = args.cluster.cluster().await?;
     let settings = settings(&Stored::in_cluster(&cluster).await?, &ValueArgs::default()).await?;
     let rendered = Rendered::new(&cluster.namespace, &settings, Certificates::Forced)?;
+    let mut objects = cluster::objects(&cluster).await?;
+    objects.retain(|object| is_stale(object, &rendered));
+    Ok(objects)
+}
+
+/// Whether an object of the mesh is to be deleted, because it is not among the rendered ones.
+fn is_stale(object: &Object, rendered: &Rendered) -> bool {
     let same = |a: &Object, b: &Object| a.kind == b.kind && a.name == b.name && a.namespace == b.namespace;
-    let mut stale = cluster::objects(&cluster).await?;
-    stale.retain(|object| !rendered.objects().any(|known| same(known, object)));
-    Ok(stale)
+    let is_certificate = CERTIFICATES.contains(&(object.kind.as_str(), object.name.as_str()));
+    !is_certificate && !rendered.objects().any(|known| same(known, object))
 }
 
 fn print(objects: &[Object], format: ManifestFormat) -> Result<ExitCode> {
@@ -351,6 +366,27 @@ mod tests {
         all.push(object("Namespace", None, "linkerd"));
         let kinds: Vec<_> = to_delete(all, "linkerd").into_iter().map(|object| object.kind).collect();
         assert_eq!(kinds, ["DaemonSet", "RoleBinding", "ClusterRole", "Namespace"]);
+    }
+
+    #[test]
+    fn certificates_that_are_left_to_another_tool_are_not_stale() {
+        let rendered = |set: &str| {
+            let set = set.split(',').map(str::to_owned).collect();
+            Rendered::new("linkerd", &Settings { set, ..Settings::default() }, Certificates::New).unwrap()
+        };
+        let all = rendered("controllerReplicas=1");
+        let external = rendered(
+            "identity.externalCA=true,identity.issuer.scheme=kubernetes.io/tls,proxyInjector.externalSecret=true,\
+             proxyInjector.caBundle=PEM,profileValidator.externalSecret=true,profileValidator.caBundle=PEM,\
+             policyValidator.externalSecret=true,policyValidator.caBundle=PEM",
+        );
+        for (kind, name) in CERTIFICATES {
+            let certificate = object(kind, Some("linkerd"), name);
+            assert!(all.objects().any(|known| *known == certificate), "{certificate:?}");
+            assert!(!external.objects().any(|known| *known == certificate), "{certificate:?}");
+            assert!(!is_stale(&certificate, &external), "{certificate:?}");
+        }
+        assert!(is_stale(&object("ConfigMap", Some("linkerd"), "older"), &external));
     }
 
     #[test]
