@@ -29,21 +29,22 @@ const DAY: u64 = 24 * 60 * 60;
 const NEW_ANCHORS: &str = "--set-file identityTrustAnchorsPEM=ca.crt";
 const NEW_ISSUER: &str =
     "--set-file identity.issuer.tls.crtPEM=issuer.crt --set-file identity.issuer.tls.keyPEM=issuer.key";
+/// What has to be made before an upgrade, in remedies.
+const NEW: &str = "make a new one";
+const SUPPORTED: &str = "make one whose key is ECDSA P-256";
 
 pub(super) fn config_is_valid(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let cluster = facts.cluster()?;
     let mut found = Vec::new();
-    let anchors = anchors_field(facts);
+    let (anchors, remedy) = (anchors_field(facts), new_anchors(facts, None));
     match known(&anchors, &cluster.trust_roots)?.as_ref().map(|_| cluster.anchors_pem()) {
-        None => {
-            found.push(Problem::new(facts.named("ConfigMap", ANCHORS), "does not exist", facts.upgrade(NEW_ANCHORS)));
-        }
-        Some(None) => found.push(Problem::new(anchors, "is missing", facts.upgrade(NEW_ANCHORS))),
+        None => found.push(Problem::new(facts.named("ConfigMap", ANCHORS), "does not exist", remedy)),
+        Some(None) => found.push(Problem::new(anchors, "is missing", remedy)),
         Some(Some(pem)) => {
             if let Err(error) = certificates(pem) {
-                found.push(Problem::new(anchors, error.to_string(), facts.upgrade(NEW_ANCHORS)));
+                found.push(Problem::new(anchors, error.to_string(), remedy));
             } else if let Err(error) = TrustAnchors::from_pem(pem) {
-                found.push(Problem::new(anchors, error.to_string(), facts.upgrade(NEW_ANCHORS)));
+                found.push(Problem::new(anchors, error.to_string(), remedy));
             }
         }
     }
@@ -53,24 +54,20 @@ pub(super) fn config_is_valid(facts: &Facts) -> Result<Vec<Problem>, Stop> {
 
 fn issuer_problems(facts: &Facts, cluster: &ClusterFacts) -> Result<Vec<Problem>, Stop> {
     let secret = known(&facts.named("Secret", ISSUER), &cluster.issuer)?;
+    let remedy = new_issuer(facts, None);
     let Some(secret) = secret else {
-        return Ok(vec![Problem::new(facts.named("Secret", ISSUER), "does not exist", facts.upgrade(NEW_ISSUER))]);
+        return Ok(vec![Problem::new(facts.named("Secret", ISSUER), "does not exist", remedy)]);
     };
     let (crt_key, key_key) = keys(cluster, secret);
+    let problem = |key: &str, problem: String| Problem::new(data_field(facts, ISSUER, key), problem, remedy.clone());
     let mut found = Vec::new();
     for key in [crt_key, key_key] {
         match text(secret, key) {
-            None => found.push(Problem::new(data_field(facts, ISSUER, key), "is missing", facts.upgrade(NEW_ISSUER))),
-            Some(Err(())) => {
-                found.push(Problem::new(data_field(facts, ISSUER, key), "is not text", facts.upgrade(NEW_ISSUER)));
-            }
+            None => found.push(problem(key, "is missing".to_owned())),
+            Some(Err(())) => found.push(problem(key, "is not text".to_owned())),
             Some(Ok(pem)) if key == crt_key => {
                 if let Err(error) = certificates(&pem) {
-                    found.push(Problem::new(
-                        data_field(facts, ISSUER, key),
-                        error.to_string(),
-                        facts.upgrade(NEW_ISSUER),
-                    ));
+                    found.push(problem(key, error.to_string()));
                 }
             }
             Some(Ok(_)) => {}
@@ -86,39 +83,46 @@ fn issuer_problems(facts: &Facts, cluster: &ClusterFacts) -> Result<Vec<Problem>
         Some(Err(_)) => crt_key,
     };
     if let Some(Err(error)) = issuer(cluster) {
-        found.push(Problem::new(data_field(facts, ISSUER, field), error.to_string(), facts.upgrade(NEW_ISSUER)));
+        found.push(problem(field, error.to_string()));
     }
     Ok(found)
 }
 
 pub(super) fn anchors_supported(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let anchors = anchors(facts)?;
-    Ok(unsupported(&anchors_field(facts), &anchors, &facts.upgrade(NEW_ANCHORS)))
+    Ok(unsupported(&anchors_field(facts), &anchors, &new_anchors(facts, Some(SUPPORTED))))
 }
 
 pub(super) fn anchors_valid(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let anchors = anchors(facts)?;
-    Ok(invalid_now(&anchors_field(facts), &anchors, facts.now, &facts.upgrade(NEW_ANCHORS)))
+    Ok(invalid_now(&anchors_field(facts), &anchors, facts.now, &new_anchors(facts, Some(NEW))))
 }
 
 pub(super) fn anchors_last(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let anchors = anchors(facts)?;
-    Ok(ending(&anchors_field(facts), &anchors, facts.now, SOON, &facts.upgrade(NEW_ANCHORS)))
+    Ok(ending(&anchors_field(facts), &anchors, facts.now, SOON, &new_anchors(facts, Some(NEW))))
 }
 
 pub(super) fn issuer_supported(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let (field, chain) = issuer_chain(facts)?;
-    Ok(unsupported(&field, &chain, &facts.upgrade(NEW_ISSUER)))
+    Ok(unsupported(&field, &chain, &new_issuer(facts, Some(SUPPORTED))))
 }
 
 pub(super) fn issuer_valid(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let (field, chain) = issuer_chain(facts)?;
-    Ok(invalid_now(&field, &chain, facts.now, &facts.upgrade(NEW_ISSUER)))
+    Ok(invalid_now(&field, &chain, facts.now, &new_issuer(facts, Some(NEW))))
 }
 
 pub(super) fn issuer_lasts(facts: &Facts) -> Result<Vec<Problem>, Stop> {
-    let (field, chain) = issuer_chain(facts)?;
-    Ok(ending(&field, &chain, facts.now, SOON, &facts.upgrade(NEW_ISSUER)))
+    let (field, mut chain) = issuer_chain(facts)?;
+    // Another tool renews it, whatever its validity: cert-manager by default after two thirds.
+    if has_external_issuer(facts.cluster()?) == Some(true) {
+        chain.retain(|certificate| {
+            let validity = certificate.not_after.duration_since(certificate.not_before).unwrap_or_default();
+            certificate.not_after < facts.now + validity / 3
+        });
+    }
+    Ok(ending(&field, &chain, facts.now, SOON, &new_issuer(facts, Some(NEW))))
 }
 
 pub(super) fn issuer_is_ours(facts: &Facts) -> Result<Vec<Problem>, Stop> {
@@ -139,8 +143,8 @@ pub(super) fn issuer_is_ours(facts: &Facts) -> Result<Vec<Problem>, Stop> {
             );
             let remedy = format!(
                 "with an issuer that this root signed: {}; or with the root that signed this issuer: {}",
-                facts.upgrade(NEW_ISSUER),
-                facts.upgrade(NEW_ANCHORS)
+                new_issuer(facts, None),
+                new_anchors(facts, None)
             );
             vec![Problem::new(field, problem, remedy)]
         }
@@ -222,8 +226,41 @@ fn keys(cluster: &ClusterFacts, secret: &Secret) -> (&'static str, &'static str)
 
 /// Whether the mesh's values leave the issuer to another tool; `None` if they do not say.
 fn has_external_issuer(cluster: &ClusterFacts) -> Option<bool> {
-    let values: Value = serde_yaml_ng::from_str(cluster.config_yaml()?).ok()?;
-    values["identity"]["issuer"]["scheme"].as_str().map(|scheme| scheme == "kubernetes.io/tls")
+    values(cluster)?["identity"]["issuer"]["scheme"].as_str().map(|scheme| scheme == "kubernetes.io/tls")
+}
+
+/// Whether the mesh's values leave the trust anchors to another tool; `None` if they do not say.
+fn has_external_anchors(cluster: &ClusterFacts) -> Option<bool> {
+    values(cluster)?["identity"]["externalCA"].as_bool()
+}
+
+fn values(cluster: &ClusterFacts) -> Option<Value> {
+    serde_yaml_ng::from_str(cluster.config_yaml()?).ok()
+}
+
+/// The remedy that replaces the issuer: an upgrade, before which something may have to be made, or the tool to which
+/// the values leave it. An upgrade would store a key there and change nothing.
+fn new_issuer(facts: &Facts, make: Option<&str>) -> String {
+    match facts.cluster().ok().and_then(has_external_issuer) {
+        Some(true) => by_another_tool(make, &facts.named("Secret", ISSUER), "with cert-manager, its Certificate"),
+        _ => by_upgrade(make, &facts.upgrade(NEW_ISSUER)),
+    }
+}
+
+/// As [`new_issuer`], for the trust anchors.
+fn new_anchors(facts: &Facts, make: Option<&str>) -> String {
+    match facts.cluster().ok().and_then(has_external_anchors) {
+        Some(true) => by_another_tool(make, &facts.named("ConfigMap", ANCHORS), "with trust-manager, its Bundle"),
+        _ => by_upgrade(make, &facts.upgrade(NEW_ANCHORS)),
+    }
+}
+
+fn by_upgrade(make: Option<&str>, upgrade: &str) -> String {
+    make.map_or_else(|| upgrade.to_owned(), |make| format!("{make}, then {upgrade}"))
+}
+
+fn by_another_tool(make: Option<&str>, object: &str, source: &str) -> String {
+    format!("{} with the tool that writes {object} ({source})", make.unwrap_or("renew it"))
 }
 
 pub(super) fn text(secret: &Secret, key: &str) -> Option<Result<String, ()>> {
@@ -236,7 +273,7 @@ fn unsupported(field: &str, chain: &[Certificate], remedy: &str) -> Vec<Problem>
     unsupported
         .map(|certificate| {
             let problem = format!("{} has a key that proxies cannot verify: {}", certificate.subject, certificate.key);
-            Problem::new(field, problem, format!("make one with ECDSA P-256, then {remedy}"))
+            Problem::new(field, problem, remedy)
         })
         .collect()
 }
@@ -251,7 +288,7 @@ pub(super) fn invalid_now(field: &str, chain: &[Certificate], now: SystemTime, r
         } else {
             continue;
         };
-        found.push(Problem::new(field, problem, format!("make a new one, then {remedy}")));
+        found.push(Problem::new(field, problem, remedy));
     }
     found
 }
@@ -268,7 +305,7 @@ pub(super) fn ending(
     ending
         .map(|certificate| {
             let problem = format!("{} expires in {}", certificate.subject, days(certificate.not_after, now));
-            Problem::new(field, problem, format!("make a new one, then {remedy}"))
+            Problem::new(field, problem, remedy)
         })
         .collect()
 }
@@ -295,7 +332,10 @@ mod tests {
     use weft_tls::ca::Root;
 
     use super::*;
-    use crate::check::facts::tests::{check, healthy};
+    use crate::check::{
+        facts::tests::{check, healthy},
+        outcome::Judge,
+    };
 
     const ISSUER_CRT: &str = "Secret linkerd/linkerd-identity-issuer, data[\"crt.pem\"]";
     const ISSUER_KEY: &str = "Secret linkerd/linkerd-identity-issuer, data[\"key.pem\"]";
@@ -312,6 +352,21 @@ mod tests {
         let object = serde_json::from_value(json!({"data": {"values": values}})).unwrap();
         facts.cluster.as_mut().unwrap().config = Ok(Some(object));
         facts
+    }
+
+    fn with_other_keys(mut facts: Facts) -> Facts {
+        let secret = facts.cluster.as_mut().unwrap().issuer.as_mut().unwrap().as_mut().unwrap();
+        let renamed = |(key, value): (String, ByteString)| {
+            (if key == "crt.pem" { "tls.crt" } else { "tls.key" }.to_owned(), value)
+        };
+        secret.data = secret.data.take().map(|data| data.into_iter().map(renamed).collect());
+        facts
+    }
+
+    /// A mesh whose certificates another tool writes.
+    fn external(facts: Facts) -> Facts {
+        let values = "identity: {externalCA: true, issuer: {scheme: kubernetes.io/tls}}";
+        with_values(with_other_keys(facts), values)
     }
 
     fn with_anchors(mut facts: Facts, pem: &str) -> Facts {
@@ -402,14 +457,48 @@ mod tests {
 
     #[test]
     fn an_issuer_of_another_tool_has_other_keys() {
-        let mut facts = healthy();
-        let secret = facts.cluster.as_mut().unwrap().issuer.as_mut().unwrap().as_mut().unwrap();
-        let data = secret.data.take().unwrap();
-        let renamed = |(key, value): (String, ByteString)| {
-            (if key == "crt.pem" { "tls.crt" } else { "tls.key" }.to_owned(), value)
-        };
-        secret.data = Some(data.into_iter().map(renamed).collect());
-        assert_eq!(config_is_valid(&facts), Ok(Vec::new()));
+        assert_eq!(config_is_valid(&with_other_keys(healthy())), Ok(Vec::new()));
+    }
+
+    /// An upgrade would change nothing there, and store a private key in the release.
+    #[test]
+    fn certificates_of_another_tool_are_renewed_by_it() {
+        let judges: [Judge; 8] = [
+            config_is_valid,
+            anchors_supported,
+            anchors_valid,
+            anchors_last,
+            issuer_supported,
+            issuer_valid,
+            issuer_lasts,
+            issuer_is_ours,
+        ];
+        let mut expired = external(healthy());
+        expired.now += Duration::from_secs(400 * DAY);
+        let mut missing = external(healthy());
+        let cluster = missing.cluster.as_mut().unwrap();
+        (cluster.issuer, cluster.trust_roots) = (Ok(None), Ok(None));
+        let stranger = Root::generate("stranger").unwrap().issue_issuer("issuer").unwrap();
+        let stranger = external(with_issuer(healthy(), &stranger.certificate, &stranger.key));
+        for (facts, count) in [(expired, 2), (missing, 2), (stranger, 1)] {
+            let found: Vec<_> = judges.iter().filter_map(|judge| judge(&facts).ok()).flatten().collect();
+            assert_eq!(found.len(), count, "{found:#?}");
+            for Problem { remedy, .. } in found {
+                assert!(remedy.contains("with the tool that writes") && !remedy.contains("--set-file"), "{remedy}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_short_validity_of_another_tools_issuer_is_no_warning_until_renewal_is_overdue() {
+        let (facts, validity) = (healthy(), Duration::from_secs(2 * DAY));
+        let made = weft_tls::serving::generate(&["issuer".to_owned()], facts.now, validity).unwrap();
+        let short = with_issuer(facts, &made.authority, "");
+        check(issuer_lasts(&short), &[(ISSUER_CRT, "expires in")]);
+        let mut facts = external(short);
+        assert_eq!(issuer_lasts(&facts), Ok(Vec::new()));
+        facts.now += validity * 3 / 4;
+        check(issuer_lasts(&facts), &[("Secret linkerd/linkerd-identity-issuer, data[\"tls.crt\"]", "expires in")]);
     }
 
     /// A tool that writes into the chart's Secret leaves the old pair there.

@@ -165,8 +165,7 @@ fn lasts(facts: &Facts, name: &str) -> Result<Vec<Problem>, Stop> {
     let chain = certificates(&chain).map_err(|_| Stop::Skip)?;
     let soon = if is_generated(secret) { OVERDUE } else { SOON };
     let field = data_field(facts, &secret_name, "tls.crt");
-    let found = ending(&field, chain.get(..1).unwrap_or_default(), facts.now, soon, "");
-    Ok(found.into_iter().map(|problem| Problem { remedy: renew(facts, secret), ..problem }).collect())
+    Ok(ending(&field, chain.get(..1).unwrap_or_default(), facts.now, soon, &renew(facts, secret)))
 }
 
 fn is_generated(secret: &Secret) -> bool {
