@@ -461,6 +461,24 @@ mod tests {
         assert!(refused.contains("controlPlaneTracing: not supported yet"), "{refused}");
     }
 
+    /// Without one of them, the policy controller would not become ready.
+    #[test]
+    fn a_cluster_without_one_of_the_definitions_is_refused() {
+        let template = CHARTS.get_file("weft-control-plane/templates/_require.tpl").unwrap();
+        let asked = template.contents_utf8().unwrap();
+        let chart = Chart::definitions().unwrap();
+        let texts = chart.manifests("mesh", &chart.values(&Settings::default()).unwrap()).unwrap();
+        assert_eq!(texts.len(), 10);
+        for text in texts {
+            let definition = document::parse_yaml(&text).unwrap();
+            let mut versions = definition["spec"]["versions"].as_sequence().unwrap().iter();
+            let stored = versions.find(|version| version["storage"].as_bool() == Some(true)).unwrap();
+            let [name, version] =
+                [&definition["metadata"]["name"], &stored["name"]].map(|value| value.as_str().unwrap());
+            assert!(asked.contains(&format!("{name:?} {version:?}")), "{name} {version}");
+        }
+    }
+
     #[test]
     fn the_definitions_are_those_that_the_values_ask_for() {
         let names = |settings: &[&str]| -> Vec<String> {

@@ -104,7 +104,7 @@ offline it is the version that helm was built with.
 {{- if not (semverCompare ">=1.31.0-0" .Capabilities.KubeVersion.Version) -}}
 {{- fail (printf "\n\nthis cluster runs Kubernetes %s; Weft needs 1.31 or newer, for native sidecars\n" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
-{{- range $name, $version := dict "servers.policy.linkerd.io" "v1beta3" "serverauthorizations.policy.linkerd.io" "v1beta1" "authorizationpolicies.policy.linkerd.io" "v1alpha1" "meshtlsauthentications.policy.linkerd.io" "v1alpha1" "networkauthentications.policy.linkerd.io" "v1alpha1" "serviceprofiles.linkerd.io" "v1alpha2" "externalworkloads.workload.linkerd.io" "v1beta1" -}}
+{{- range $name, $version := dict "servers.policy.linkerd.io" "v1beta3" "serverauthorizations.policy.linkerd.io" "v1beta1" "authorizationpolicies.policy.linkerd.io" "v1alpha1" "meshtlsauthentications.policy.linkerd.io" "v1alpha1" "networkauthentications.policy.linkerd.io" "v1alpha1" "serviceprofiles.linkerd.io" "v1alpha2" "externalworkloads.workload.linkerd.io" "v1beta1" "httproutes.policy.linkerd.io" "v1beta3" "httplocalratelimitpolicies.policy.linkerd.io" "v1alpha1" "egressnetworks.policy.linkerd.io" "v1alpha1" -}}
 {{- $crd := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $name -}}
 {{- if not $crd -}}
 {{- fail (printf "\n\nthe custom resource definition %s is missing in this cluster. Install the chart weft-crds first, from where this chart came:\n  helm install weft-crds CHARTS/weft-crds --namespace %s --wait\n" $name $.Release.Namespace) -}}
