@@ -361,6 +361,45 @@ mod tests {
         }
     }
 
+    /// A map with a key twice is not YAML: each value comes once, and the last one that sets it counts.
+    #[test]
+    fn labels_and_annotations_of_pods_take_precedence_but_for_what_is_selected_by() {
+        let pods = "commonLabels.team=all,podLabels.team=pods,podAnnotations.linkerd\\.io/created-by=ours,\
+                    podAnnotations.cluster-autoscaler\\.kubernetes\\.io/safe-to-evict=ours,\
+                    podLabels.linkerd\\.io/control-plane-component=x,podLabels.linkerd\\.io/proxy-deployment=x,\
+                    podLabels.app\\.kubernetes\\.io/part-of=x,podLabels.k8s-app=x";
+        let monitors = "podMonitor.enabled=true,podMonitor.labels.team=monitors";
+        let rules = "prometheusRule.enabled=true,prometheusRule.labels.team=monitors";
+        for (name, set, count) in [
+            (CONTROL_PLANE, settings(&[pods, monitors, rules]).set, 4),
+            (VIZ, vec![pods.to_owned(), monitors.to_owned()], 1),
+            ("weft-agent", vec![pods.to_owned()], 1),
+        ] {
+            let chart = Chart::read(name).unwrap();
+            let values = chart.values(&Settings { set, ..Settings::default() }).unwrap();
+            let mut found = 0;
+            for text in chart.manifests("mesh", &values).unwrap() {
+                let object = document::parse_yaml(&text).unwrap();
+                let is_monitor = ["PodMonitor", "PrometheusRule"].contains(&object["kind"].as_str().unwrap());
+                let team = if is_monitor { "monitors" } else { "all" };
+                assert_eq!(object["metadata"]["labels"]["team"].as_str(), Some(team), "{text}");
+                let pod = &object["spec"]["template"]["metadata"];
+                if pod.is_null() {
+                    continue;
+                }
+                found += 1;
+                assert_eq!(pod["labels"]["team"].as_str(), Some("pods"), "{text}");
+                for annotation in ["linkerd.io/created-by", "cluster-autoscaler.kubernetes.io/safe-to-evict"] {
+                    assert_eq!(pod["annotations"][annotation].as_str(), Some("ours"), "{text}");
+                }
+                for (label, value) in object["spec"]["selector"]["matchLabels"].as_mapping().unwrap() {
+                    assert_eq!(&pod["labels"][label.as_str().unwrap()], value, "{text}");
+                }
+            }
+            assert_eq!(found, count, "{name}");
+        }
+    }
+
     #[test]
     fn a_components_own_environment_and_flags_are_its_own() {
         let chart = Chart::control_plane().unwrap();

@@ -93,8 +93,9 @@ fn the_manifests_of_weft_viz_are_those_of_helm() {
             &[
                 "--set",
                 "podMonitor.enabled=true,podMonitor.labels.team=ops,podDisruptionBudget.enabled=true,replicas=2,\
-                 clients[0].name=grafana,clients[0].namespace=monitoring,podLabels.a=b,commonLabels.c=d,\
-                 podAnnotations.e=f,nodeSelector.disk=ssd,tolerations[0].operator=Exists,imagePullSecrets[0].name=pull,\
+                 clients[0].name=grafana,clients[0].namespace=monitoring,podLabels.a=b,podLabels.c=e,commonLabels.c=d,\
+                 commonLabels.team=all,podAnnotations.e=f,podAnnotations.linkerd\\.io/inject=ingress,\
+                 nodeSelector.disk=ssd,tolerations[0].operator=Exists,imagePullSecrets[0].name=pull,\
                  priorityClassName=high",
             ],
         ),
@@ -140,6 +141,14 @@ fn manifests_are_those_of_helm() {
         &["--set", "proxy.tracing.enabled=true,proxy.tracing.collector.endpoint=[::1]:4317"],
         &["--set", "controllerImage=cr.l5d.io/linkerd/controller,agent.image.name=registry.example:5000/a/weft-agent"],
         &["--set", "enableRemoteDiscovery=true,enableEndpointSlices=false,proxy.cores=2,podLabels.a=b"],
+        &[
+            "--set-string",
+            "commonLabels.team=all,podLabels.team=pods,podLabels.linkerd\\.io/control-plane-component=x,\
+             podAnnotations.cluster-autoscaler\\.kubernetes\\.io/safe-to-evict=false,podMonitor.labels.team=ops,\
+             prometheusRule.labels.team=ops",
+            "--set",
+            "podMonitor.enabled=true,prometheusRule.enabled=true",
+        ],
         &["--set", "nodeSelector.disk=ssd,tolerations[0].operator=Exists,proxyInit.ignoreInboundPorts=4567"],
         &["--set", "proxy.runtime.workers.maximumCPURatio=0.5,proxy.inbound.server.http2.maxConcurrentStreams=9"],
         &["--set", "proxy.experimentalEnv[0].name=A,proxy.experimentalEnv[0].value=yes,imagePullSecrets[0].name=pull"],

@@ -43,8 +43,9 @@ is set.
 {{- end }}
 
 {{/*
-Labels of every object; arguments: root, name, component, and own, a map of those that Linkerd's tools and our selectors look
-for, which `commonLabels` cannot change. None of the others is ever selected by: they change with the chart's version.
+Labels of every object; arguments: root, name, component, more, a map of a value that takes precedence over `commonLabels`, and
+own, a map of those that Linkerd's tools and our selectors look for, which no value can change. None of the others is ever selected
+by: they change with the chart's version. One map, because YAML with a key twice is invalid.
 */}}
 {{- define "weft.standardLabels" -}}
 {{- $labels := dict
@@ -55,5 +56,5 @@ for, which `commonLabels` cannot change. None of the others is ever selected by:
     "app.kubernetes.io/version" .root.Chart.AppVersion
     "app.kubernetes.io/managed-by" .root.Release.Service
     "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") -}}
-{{- toYaml (mergeOverwrite $labels (.root.Values.commonLabels | default dict) .own) -}}
+{{- toYaml (mergeOverwrite $labels (.root.Values.commonLabels | default dict) (.more | default dict) .own) -}}
 {{- end }}

@@ -1,10 +1,10 @@
 {{/*
-Labels of every object. k8s-app and cni-resource of `own` are those of Linkerd's CNI plugin: its injector leaves such
+Labels of every object; arguments: root, more, a map of others. k8s-app and cni-resource of `own` are those of Linkerd's CNI plugin: its injector leaves such
 pods alone.
 */}}
 {{- define "weft-agent.labels" -}}
 {{- $own := dict "app.kubernetes.io/part-of" "weft" "k8s-app" "linkerd-cni" "linkerd.io/cni-resource" "true" "linkerd.io/control-plane-component" "agent" -}}
-{{ include "weft.standardLabels" (dict "root" . "name" "weft-agent" "component" "agent" "own" $own) }}
+{{ include "weft.standardLabels" (dict "root" .root "name" "weft-agent" "component" "agent" "more" .more "own" $own) }}
 {{- end }}
 
 {{/* The settings of redirection, in the form of the control plane's values, which the agent reads. */}}

@@ -5,7 +5,7 @@ The node agent: its account, its rights and the DaemonSet. Arguments:
   name                 of the objects
   labels               of every object, YAML
   selector             labels by which the DaemonSet selects its pods, YAML; they are among the pods' labels
-  podLabels            further labels of the pods, a map
+  podLabels            labels of the pods, YAML
   podAnnotations       further annotations of the pods, a map
   config               name of the ConfigMap whose key `values` has the settings of redirection
   checksum             of these settings: an agent reads them once, when it starts
@@ -116,17 +116,10 @@ spec:
   template:
     metadata:
       labels:
-        {{- .labels | nindent 8 }}
-        {{- with .podLabels }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
+        {{- .podLabels | nindent 8 }}
       annotations:
-        linkerd.io/created-by: {{ $createdBy }}
-        linkerd.io/inject: disabled
-        checksum/config: {{ .checksum }}
-        {{- with .podAnnotations }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
+        {{- $annotations := dict "linkerd.io/created-by" $createdBy "linkerd.io/inject" "disabled" "checksum/config" .checksum }}
+        {{- toYaml (mergeOverwrite $annotations (.podAnnotations | default dict)) | nindent 8 }}
     spec:
       serviceAccountName: {{ .name }}
       automountServiceAccountToken: true

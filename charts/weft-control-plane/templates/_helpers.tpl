@@ -8,10 +8,14 @@
 {{ ternary "0.0.0.0" "[::]" .Values.disableIPv6 }}
 {{- end }}
 
-{{/* Labels of every object; arguments: root, component, and name where it is not the component's. */}}
+{{/*
+Labels of every object; arguments: root, component, name where it is not the component's, more, a map of others, and own, a map of
+others that no value can change.
+*/}}
 {{- define "weft.labels" -}}
 {{- $own := dict "app.kubernetes.io/part-of" "weft" "linkerd.io/control-plane-component" .component "linkerd.io/control-plane-ns" .root.Release.Namespace -}}
-{{ include "weft.standardLabels" (dict "root" .root "name" (.name | default .component) "component" .component "own" $own) }}
+{{- $own = mergeOverwrite $own (.own | default dict) -}}
+{{ include "weft.standardLabels" (dict "root" .root "name" (.name | default .component) "component" .component "more" .more "own" $own) }}
 {{- end }}
 
 {{/* The labels that Linkerd's tools look for; arguments: root, component. */}}
@@ -28,12 +32,8 @@ linkerd.io/proxy-deployment: linkerd-{{ .component }}
 
 {{/* Labels of a control plane pod; arguments: root, component. */}}
 {{- define "weft.podLabels" -}}
-{{ include "weft.labels" . }}
-linkerd.io/proxy-deployment: linkerd-{{ .component }}
-linkerd.io/workload-ns: {{ .root.Release.Namespace }}
-{{- with .root.Values.podLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $own := dict "linkerd.io/proxy-deployment" (printf "linkerd-%s" .component) "linkerd.io/workload-ns" .root.Release.Namespace -}}
+{{ include "weft.labels" (dict "root" .root "component" .component "more" .root.Values.podLabels "own" $own) }}
 {{- end }}
 
 {{/*
@@ -43,24 +43,23 @@ The node agent and the policy controller read those of config.linkerd.io here, a
 */}}
 {{- define "weft.podAnnotations" -}}
 {{- $v := .root.Values -}}
-linkerd.io/created-by: weft/helm {{ .root.Chart.Version }}
-linkerd.io/proxy-version: {{ include "weft.proxyVersion" .root | quote }}
-{{- if not $v.identity.externalCA }}
-linkerd.io/trust-root-sha256: {{ $v.identityTrustAnchorsPEM | trim | printf "%s\n" | sha256sum }}
-{{- end }}
-{{- with .checksum }}
-checksum/config: {{ . }}
-{{- end }}
-cluster-autoscaler.kubernetes.io/safe-to-evict: "true"
-config.linkerd.io/default-inbound-policy: all-unauthenticated
-{{- with .opaquePorts }}
-config.linkerd.io/opaque-ports: {{ . | quote }}
-{{- end }}
-config.linkerd.io/skip-outbound-ports: {{ $v.proxyInit.kubeAPIServerPorts | toString | quote }}
-{{- /* A component's own annotations come first. */}}
-{{- with mergeOverwrite (dict) ($v.podAnnotations | default dict) (.own | default dict) }}
-{{ toYaml . }}
-{{- end }}
+{{- $annotations := dict
+    "linkerd.io/created-by" (printf "weft/helm %s" .root.Chart.Version)
+    "linkerd.io/proxy-version" (include "weft.proxyVersion" .root)
+    "cluster-autoscaler.kubernetes.io/safe-to-evict" "true"
+    "config.linkerd.io/default-inbound-policy" "all-unauthenticated"
+    "config.linkerd.io/skip-outbound-ports" ($v.proxyInit.kubeAPIServerPorts | toString) -}}
+{{- if not $v.identity.externalCA -}}
+{{- $_ := set $annotations "linkerd.io/trust-root-sha256" ($v.identityTrustAnchorsPEM | trim | printf "%s\n" | sha256sum) -}}
+{{- end -}}
+{{- with .checksum -}}
+{{- $_ := set $annotations "checksum/config" . -}}
+{{- end -}}
+{{- with .opaquePorts -}}
+{{- $_ := set $annotations "config.linkerd.io/opaque-ports" . -}}
+{{- end -}}
+{{- /* A component's own annotations come first. */ -}}
+{{- toYaml (mergeOverwrite $annotations ($v.podAnnotations | default dict) (.own | default dict)) -}}
 {{- end }}
 
 {{/* Where Weft's images are: what comes before the name in agent.image.name. */}}

@@ -6,8 +6,13 @@ app.kubernetes.io/part-of: weft
 
 {{/* Labels of every object. */}}
 {{- define "weft-viz.labels" -}}
+{{ include "weft-viz.labelsWith" (dict "root" .) }}
+{{- end }}
+
+{{/* Labels of every object, and those of a value; arguments: root, more. */}}
+{{- define "weft-viz.labelsWith" -}}
 {{- $own := dict "app.kubernetes.io/name" "weft-viz" "app.kubernetes.io/part-of" "weft" -}}
-{{ include "weft.standardLabels" (dict "root" . "name" "weft-viz" "component" "metrics" "own" $own) }}
+{{ include "weft.standardLabels" (dict "root" .root "name" "weft-viz" "component" "metrics" "more" .more "own" $own) }}
 {{- end }}
 
 {{/* What follows the names of objects without a namespace, so that releases in several namespaces have their own. */}}
