@@ -1,4 +1,4 @@
-{{/* What every chart of Weft needs to render a container. */}}
+{{/* What every chart of Weft needs. */}}
 
 {{/* An image by its name and tag, or by its digest, which may be in either of them; arguments: root, name, version. */}}
 {{- define "weft.image" -}}
@@ -57,4 +57,28 @@ by: they change with the chart's version. One map, because YAML with a key twice
     "app.kubernetes.io/managed-by" .root.Release.Service
     "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") -}}
 {{- toYaml (mergeOverwrite $labels (.root.Values.commonLabels | default dict) (.more | default dict) .own) -}}
+{{- end }}
+
+{{/*
+A RoleBinding or ClusterRoleBinding of a role to an account of this release; arguments: root, kind (Role or ClusterRole), name, role
+where its name is another one, account, and labels, YAML.
+*/}}
+{{- define "weft.binding" -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ .kind }}Binding
+metadata:
+  name: {{ .name }}
+  {{- if eq .kind "Role" }}
+  namespace: {{ .root.Release.Namespace }}
+  {{- end }}
+  labels:
+    {{- .labels | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: {{ .kind }}
+  name: {{ .role | default .name }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ .account }}
+    namespace: {{ .root.Release.Namespace }}
 {{- end }}

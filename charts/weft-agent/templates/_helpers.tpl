@@ -45,13 +45,7 @@ agent:
 {{- fail "\n\ncontrollerNamespace is empty and allowBypass is false: any pod may have a control plane's label, whose pods reach kubeAPIServerPorts without their proxies. Name the namespaces of control planes in controllerNamespace\n" -}}
 {{- end -}}
 {{- if lookup "v1" "Namespace" "" "kube-system" -}}
-{{- $namespace := lookup "v1" "Namespace" "" .Release.Namespace -}}
-{{- if $namespace -}}
-{{- $enforced := get ($namespace.metadata.labels | default dict) "pod-security.kubernetes.io/enforce" -}}
-{{- if and $enforced (ne $enforced "privileged") -}}
-{{- fail (printf "\n\nnamespace %s enforces Pod Security %q, which refuses the node agent (host network, host PID namespace, capabilities for eBPF):\n  kubectl label --overwrite namespace %s pod-security.kubernetes.io/enforce=privileged\n" .Release.Namespace $enforced .Release.Namespace) -}}
-{{- end -}}
-{{- end -}}
+{{- include "weft.requirePrivilegedNamespace" (dict "root" . "more" "") -}}
 {{- include "weft.requireOneAgent" (dict "root" . "name" $v.name "alone" true) -}}
 {{- end -}}
 {{- end }}

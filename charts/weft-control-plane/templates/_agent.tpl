@@ -45,20 +45,7 @@ rules:
     resourceNames: ["{{ $namespace }}"]
     verbs: [get]
 ---
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata:
-  name: {{ .name }}
-  labels:
-    {{- .labels | nindent 4 }}
-roleRef:
-  apiGroup: rbac.authorization.k8s.io
-  kind: ClusterRole
-  name: {{ .name }}
-subjects:
-  - kind: ServiceAccount
-    name: {{ .name }}
-    namespace: {{ $namespace }}
+{{ include "weft.binding" (dict "root" .root "kind" "ClusterRole" "name" .name "account" .name "labels" .labels) }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -77,21 +64,7 @@ rules:
     resourceNames: [{{ .name }}]
     verbs: [get, list, watch]
 ---
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata:
-  name: {{ .name }}
-  namespace: {{ $namespace }}
-  labels:
-    {{- .labels | nindent 4 }}
-roleRef:
-  apiGroup: rbac.authorization.k8s.io
-  kind: Role
-  name: {{ .name }}
-subjects:
-  - kind: ServiceAccount
-    name: {{ .name }}
-    namespace: {{ $namespace }}
+{{ include "weft.binding" (dict "root" .root "kind" "Role" "name" .name "account" .name "labels" .labels) }}
 ---
 apiVersion: apps/v1
 kind: DaemonSet
@@ -167,7 +140,7 @@ spec:
             # Probes and Prometheus use the node's address, port-forwards its loopback.
             - --metrics-addr=$(HOST_IP):{{ int .agent.adminPort }}
             - --metrics-addr=127.0.0.1:{{ int .agent.adminPort }}
-            - --log-level={{ include "weft.logLevel" .agent.logLevel | trim }}
+            - --log-level={{ include "weft.logLevel" .agent.logLevel }}
             - --log-format={{ .agent.logFormat }}
           env:
             - name: NODE_NAME
@@ -261,6 +234,20 @@ serves Linkerd.
 {{- fail (printf "\n\nDaemonSet %s of namespace %s is Weft's agent alone, for Linkerd, and a node takes one agent. Upgrade Linkerd with cniEnabled=false, restart the meshed workloads, and only then remove it, as docs/migration.md says:\n  helm uninstall %s --namespace %s\n" .metadata.name .metadata.namespace $release .metadata.namespace) -}}
 {{- end -}}
 {{- fail (printf "\n\nDaemonSet %s of namespace %s redirects this cluster's pods already: it is a part of weft-control-plane, and a node takes one agent\n" .metadata.name .metadata.namespace) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/*
+Refuses a namespace whose Pod Security refuses the agent; arguments: root, and more, a sentence for the end of the message.
+*/}}
+{{- define "weft.requirePrivilegedNamespace" -}}
+{{- $name := .root.Release.Namespace -}}
+{{- $namespace := lookup "v1" "Namespace" "" $name -}}
+{{- if $namespace -}}
+{{- $enforced := get ($namespace.metadata.labels | default dict) "pod-security.kubernetes.io/enforce" -}}
+{{- if and $enforced (ne $enforced "privileged") -}}
+{{- fail (printf "\n\nnamespace %s enforces Pod Security %q, which refuses the node agent (host network, host PID namespace, capabilities for eBPF):\n  kubectl label --overwrite namespace %s pod-security.kubernetes.io/enforce=privileged\n%s" $name $enforced $name .more) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}

@@ -124,12 +124,6 @@ offline it is the version that helm was built with.
 {{- if and .Values.disableIPv6 (contains ":" (get $api "clusterIP" | default "")) -}}
 {{- fail "\n\nthe first address family of this cluster is IPv6, and disableIPv6 is true: neither probes nor proxies would reach the control plane. Set disableIPv6=false\n" -}}
 {{- end -}}
-{{- $namespace := lookup "v1" "Namespace" "" .Release.Namespace -}}
-{{- if $namespace -}}
-{{- $enforced := get ($namespace.metadata.labels | default dict) "pod-security.kubernetes.io/enforce" -}}
-{{- if and $enforced (ne $enforced "privileged") -}}
-{{- fail (printf "\n\nnamespace %s enforces Pod Security %q, which refuses the node agent (host network, host PID namespace, capabilities for eBPF):\n  kubectl label --overwrite namespace %s pod-security.kubernetes.io/enforce=privileged\nNamespaces of applications may stay as restricted as they are.\n" .Release.Namespace $enforced .Release.Namespace) -}}
-{{- end -}}
-{{- end -}}
+{{- include "weft.requirePrivilegedNamespace" (dict "root" . "more" "Namespaces of applications may stay as restricted as they are.\n") -}}
 {{- end -}}
 {{- end }}

@@ -75,16 +75,6 @@ fn values_of_linkerds_plugin_reach_the_agent() {
     assert!(!agent["args"].to_string().contains("--controller-namespace"), "{agent}");
 }
 
-/// Helm has no templates that two charts share, other than those of a third one that both contain.
-#[test]
-fn both_charts_run_the_same_agent() {
-    for file in ["_agent.tpl", "_common.tpl"] {
-        let [ours, theirs] = [CONTROL_PLANE, CHART]
-            .map(|chart| fs::read_to_string(Cluster::repository().join(chart).join("templates").join(file)).unwrap());
-        assert!(ours == theirs, "templates/{file} of {CONTROL_PLANE} and {CHART} differ: copy the one that is right");
-    }
-}
-
 #[test]
 fn the_agent_alone_is_installed_and_leaves_nothing() {
     let _installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,5 @@
-//! Files of other packages that are kept here because the packages do not export them: each is unchanged.
+//! Files that are copies: those of other packages, which do not export them, and templates of several charts, which
+//! helm cannot share. Each is unchanged.
 
 use std::{
     fs,
@@ -15,7 +16,13 @@ const COPIES: [(&str, &str, &str); 1] = [("proto/proto/linkerd", "linkerd2-proxy
 /// The suffix of copied files; others in the directory are ours.
 const COPIED: &str = "proto";
 
-/// Compares the copies with the packages of the lock file.
+/// Templates, and the charts that have them. The first chart's is the original.
+const TEMPLATES: [(&str, &[&str]); 2] = [
+    ("_common.tpl", &["weft-control-plane", "weft-agent", "weft-viz"]),
+    ("_agent.tpl", &["weft-control-plane", "weft-agent"]),
+];
+
+/// Compares the copies with the packages of the lock file, and the charts' templates with each other.
 ///
 /// # Errors
 /// When cargo does not know a package, or a directory cannot be read.
@@ -29,7 +36,22 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Vec<Finding>> {
         let package = manifest.parent().context("a manifest has a directory")?;
         findings.extend(compare(&workspace.root, copies, &package.join(originals))?);
     }
+    for (template, charts) in TEMPLATES {
+        findings.extend(compare_templates(&workspace.root.join("charts"), template, charts));
+    }
     Ok(findings)
+}
+
+fn compare_templates(charts: &Path, template: &str, names: &[&str]) -> Vec<Finding> {
+    let read = |chart: &str| fs::read(charts.join(chart).join("templates").join(template)).ok();
+    let original = read(names[0]);
+    let differ = names[1..].iter().filter(|chart| read(chart) != original || original.is_none());
+    let finding = |chart: &&str| Finding {
+        subject: format!("charts/{chart}/templates/{template}"),
+        line: None,
+        message: format!("differs from the one of {}: copy the one that is right", names[0]),
+    };
+    differ.map(finding).collect()
 }
 
 fn compare(root: &Path, copies: &str, originals: &Path) -> Result<Vec<Finding>> {
@@ -70,5 +92,19 @@ mod tests {
         found.sort();
         fs::remove_dir_all(&root).unwrap();
         assert_eq!(found, ["ours/gone.proto", "ours/other.proto"]);
+    }
+
+    #[test]
+    fn a_template_that_differs_between_charts_is_found() {
+        let root = std::env::temp_dir().join(format!("weft-templates-{}", std::process::id()));
+        for (chart, text) in [("one", "a"), ("two", "a"), ("three", "b")] {
+            let templates = root.join(chart).join("templates");
+            fs::create_dir_all(&templates).unwrap();
+            fs::write(templates.join("_common.tpl"), text).unwrap();
+        }
+        let found = compare_templates(&root, "_common.tpl", &["one", "two", "three", "four"]);
+        fs::remove_dir_all(&root).unwrap();
+        let found: Vec<_> = found.into_iter().map(|finding| finding.subject).collect();
+        assert_eq!(found, ["charts/three/templates/_common.tpl", "charts/four/templates/_common.tpl"]);
     }
 }
