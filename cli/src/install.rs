@@ -157,6 +157,10 @@ async fn ready_for(cluster: &Cluster, settings: &Settings) -> Result<()> {
         Installed::ByHelm(release) => {
             bail!("helm installed release {release} in namespace {namespace}: use `helm upgrade`; {anyway}")
         }
+        Installed::ByTemplate => bail!(
+            "a tool that renders the chart, such as Argo CD, installed Weft in namespace {namespace}: use that tool; \
+             {anyway}"
+        ),
         Installed::ByOthers => bail!(
             "another mesh is installed in namespace {namespace}, such as Linkerd: a cluster has one of them. How Weft replaces it: \
              {}; {anyway}",

@@ -315,6 +315,16 @@ fn an_installation_is_upgraded_pruned_and_removed() {
         assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{arguments:?}");
         assert!(words.iter().all(|word| errors(&output).contains(word)), "{arguments:?}: {}", errors(&output));
     };
+    // What `helm template` renders has another label, and the values are with the tool that applied it.
+    let relabel = |value: &str| {
+        let label = format!("app.kubernetes.io/managed-by={value}");
+        cluster.kubectl(&["-n", MESH, "label", "--overwrite", "configmap", "linkerd-config", &label]).unwrap();
+    };
+    relabel("Helm");
+    for verb in ["install", "upgrade", "prune", "uninstall"] {
+        refused(&[verb], &["such as Argo CD", "use that tool"]);
+    }
+    relabel("weft");
     let pod = |name: &str, labels: Value| {
         let spec = json!({"containers": [{"name": "main", "image": "main"}]});
         let metadata = json!({"name": name, "namespace": "default", "labels": labels});

@@ -192,13 +192,19 @@ impl Facts {
 
     /// The remedy to upgrade the control plane with other values, by the tool that installed it.
     pub(super) fn upgrade(&self, with: &str) -> String {
-        let (with, namespace) = (spaced(with), self.namespace_option());
-        match self.release() {
-            Some(release) => {
-                let chart = chart::reference("weft-control-plane");
+        match self.installed() {
+            Some(Installed::ByHelm(release)) => {
+                let (chart, with) = (chart::reference("weft-control-plane"), spaced(with));
                 format!("helm upgrade {release} {chart} --namespace {} --reset-then-reuse-values{with}", self.namespace)
             }
-            None => format!("weft upgrade{namespace}{with} | kubectl apply -f -"),
+            Some(Installed::ByTemplate) if with.is_empty() => {
+                "apply the chart again with the tool that renders it, such as Argo CD".to_owned()
+            }
+            Some(Installed::ByTemplate) => {
+                let values = with.replace("--set-file ", "").replace("--set ", "");
+                format!("set {values} in the values of the tool that renders the chart, such as Argo CD")
+            }
+            _ => format!("weft upgrade{}{} | kubectl apply -f -", self.namespace_option(), spaced(with)),
         }
     }
 
@@ -209,22 +215,21 @@ impl Facts {
 
     /// The remedy to install the custom resource definitions, or the missing ones.
     pub(super) fn install_crds(&self) -> String {
-        match self.release() {
-            Some(_) => {
+        match self.installed() {
+            Some(Installed::ByHelm(_)) => {
                 let (chart, namespace) = (chart::reference("weft-crds"), &self.namespace);
                 format!("helm upgrade --install weft-crds {chart} --namespace {namespace} --reset-then-reuse-values")
             }
-            None => "weft install --crds | kubectl apply --server-side -f -".to_owned(),
+            Some(Installed::ByTemplate) => {
+                "apply chart weft-crds with the tool that renders the charts, such as Argo CD".to_owned()
+            }
+            _ => "weft install --crds | kubectl apply --server-side -f -".to_owned(),
         }
     }
 
-    /// The helm release of the control plane, if helm installed it. Not that of another mesh, which no remedy may
-    /// replace.
-    fn release(&self) -> Option<String> {
-        match Installed::of(self.cluster.as_ref().ok()?.config.as_ref().ok()?.as_ref()) {
-            Installed::ByHelm(release) => Some(release),
-            _ => None,
-        }
+    /// What installed the mesh, if that can be read. It names no release of another mesh, which no remedy may replace.
+    fn installed(&self) -> Option<Installed> {
+        Some(Installed::of(self.cluster.as_ref().ok()?.config.as_ref().ok()?.as_ref()))
     }
 
     fn namespace_option(&self) -> String {
@@ -320,7 +325,10 @@ pub(super) mod tests {
     };
     use crate::{
         cluster::HELM_RELEASE,
-        mesh::{Agent, DEPLOYMENTS, installed::PART_OF},
+        mesh::{
+            Agent, DEPLOYMENTS,
+            installed::{PART_OF, RENDERED_BY_HELM},
+        },
         problem::Problem,
     };
 
@@ -437,8 +445,8 @@ pub(super) mod tests {
         WebhookFacts { ca_bundle: Ok(Some(Some(ca))), secret: Ok(Some(secret)), endpoints: Ok(1) }
     }
 
-    fn installed_by_helm(mut facts: Facts) -> Facts {
-        let metadata = json!({"labels": {PART_OF.0: PART_OF.1}, "annotations": {HELM_RELEASE: "mesh"}});
+    fn installed_with(metadata: Value) -> Facts {
+        let mut facts = healthy();
         let config = object(json!({"metadata": metadata, "data": {}}));
         facts.cluster.as_mut().unwrap().config = Ok(Some(config));
         facts
@@ -452,13 +460,20 @@ pub(super) mod tests {
         assert_eq!(facts.install_crds(), "weft install --crds | kubectl apply --server-side -f -");
         let elsewhere = Facts { namespace: "mesh".into(), ..healthy() };
         assert_eq!(elsewhere.install(), "weft install -L mesh | kubectl apply -f -");
-        let by_helm = installed_by_helm(healthy());
+        let labels = json!({PART_OF.0: PART_OF.1, RENDERED_BY_HELM.0: RENDERED_BY_HELM.1});
+        let by_helm = installed_with(json!({"labels": labels, "annotations": {HELM_RELEASE: "mesh"}}));
         let chart = format!("weft-control-plane-{}.tgz", env!("CARGO_PKG_VERSION"));
         assert_eq!(
             by_helm.upgrade(""),
             format!("helm upgrade mesh {chart} --namespace linkerd --reset-then-reuse-values")
         );
         assert!(by_helm.install_crds().starts_with("helm upgrade --install weft-crds weft-crds-"));
+        // Its tool has the values: what `weft upgrade` rendered would have a new root.
+        let by_template = installed_with(json!({"labels": labels}));
+        let options = "--set-file a.b=c.crt --set-file d=e.crt";
+        let remedies = [by_template.upgrade(""), by_template.upgrade(options), by_template.install_crds()];
+        assert!(remedies.iter().all(|remedy| remedy.contains("Argo CD") && !remedy.contains("weft upgrade")));
+        assert!(remedies[1].starts_with("set a.b=c.crt d=e.crt in the values of the tool"), "{remedies:?}");
     }
 
     /// Certificate, key and the CA that signed it, PEM.

@@ -171,7 +171,7 @@ pub(super) fn gateway_crds(facts: &Facts) -> Result<Vec<Problem>, Stop> {
 pub(super) fn not_installed(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     Ok(match installed(facts)? {
         Installed::No | Installed::ByOthers => Vec::new(),
-        Installed::ByUs | Installed::ByHelm(_) => vec![Problem::new(
+        Installed::ByUs | Installed::ByHelm(_) | Installed::ByTemplate => vec![Problem::new(
             facts.named("ConfigMap", "linkerd-config"),
             "exists: a control plane is installed already",
             format!(

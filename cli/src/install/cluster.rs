@@ -257,6 +257,10 @@ pub(super) fn ours(installed: &Installed, namespace: &str, place: &str, helm: &s
              namespace (-L)"
         ),
         Installed::ByHelm(release) => bail!("release {release} of namespace {namespace} belongs to helm: use `{helm}`"),
+        Installed::ByTemplate => bail!(
+            "helm rendered the mesh in namespace {namespace} for another tool, such as Argo CD: use that tool, which \
+             has its values"
+        ),
         Installed::ByOthers => bail!(
             "the mesh in namespace {namespace} is not Weft: use the tool that installed it; from Linkerd to Weft: {}",
             docs::page("migration.md")

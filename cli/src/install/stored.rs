@@ -80,7 +80,8 @@ impl Stored {
         let text = self.text(OVERRIDES, &self.overrides, OVERRIDES)?.with_context(|| {
             format!(
                 "Secret {}/{OVERRIDES} does not exist in {}, so the values of the installation are not known: give them \
-                 again to `weft install --ignore-cluster`",
+                 again to `weft install --ignore-cluster`, and its certificates, because proxies would not trust new \
+                 ones: --identity-trust-anchors-file, --identity-issuer-certificate-file, --identity-issuer-key-file",
                 self.namespace, self.place
             )
         })?;
@@ -202,6 +203,9 @@ mod tests {
             by_template.contains("Secret mesh/linkerd-config-overrides does not exist in old.yaml"),
             "{by_template}"
         );
+        for flag in ["trust-anchors-file", "issuer-certificate-file", "issuer-key-file"] {
+            assert!(by_template.contains(&format!("--identity-{flag}")), "{by_template}");
+        }
         let without_key = refused(&text.replace("key.pem:", "other.pem:"), "mesh");
         assert!(
             without_key.contains(r#"linkerd-identity-issuer, data["key.pem"]: missing in old.yaml"#),

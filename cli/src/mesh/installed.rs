@@ -7,6 +7,8 @@ use crate::cluster::HELM_RELEASE;
 
 /// The label that all objects of Weft's charts have.
 pub(crate) const PART_OF: (&str, &str) = ("app.kubernetes.io/part-of", "weft");
+/// The label of what helm renders, also where another tool applies it and there is no release.
+pub(crate) const RENDERED_BY_HELM: (&str, &str) = ("app.kubernetes.io/managed-by", "Helm");
 
 /// What is in the namespace of a mesh.
 #[derive(Debug, PartialEq, Eq)]
@@ -14,6 +16,8 @@ pub(crate) enum Installed {
     No,
     /// Weft, by helm, in a release of this name.
     ByHelm(String),
+    /// Weft, by a tool that applies what `helm template` renders, such as Argo CD: the tool has the values.
+    ByTemplate,
     /// Weft, by `weft install | kubectl apply`.
     ByUs,
     /// Another mesh, such as Linkerd.
@@ -25,10 +29,13 @@ impl Installed {
     /// of.
     pub(crate) fn of(config: Option<&ConfigMap>) -> Self {
         let Some(config) = config else { return Self::No };
-        if config.labels().get(PART_OF.0).is_none_or(|value| value != PART_OF.1) {
-            return Self::ByOthers;
+        let has = |(key, wanted): (&str, &str)| config.labels().get(key).is_some_and(|value| value == wanted);
+        match config.annotations().get(HELM_RELEASE) {
+            _ if !has(PART_OF) => Self::ByOthers,
+            Some(release) => Self::ByHelm(release.clone()),
+            None if has(RENDERED_BY_HELM) => Self::ByTemplate,
+            None => Self::ByUs,
         }
-        config.annotations().get(HELM_RELEASE).map_or(Self::ByUs, |release| Self::ByHelm(release.clone()))
     }
 }
 
@@ -47,8 +54,11 @@ mod tests {
         let (ours, theirs) = (json!({PART_OF.0: "weft"}), json!({PART_OF.0: "Linkerd"}));
         let release = |name: &str| json!({HELM_RELEASE: name});
         assert_eq!(of(json!({"labels": ours})), Installed::ByUs);
-        let helms = of(json!({"labels": ours, "annotations": release("weft-control-plane")}));
+        // Helm gives the label to what it installs, and to what it renders for others.
+        let by_helm = json!({PART_OF.0: "weft", RENDERED_BY_HELM.0: "Helm"});
+        let helms = of(json!({"labels": by_helm, "annotations": release("weft-control-plane")}));
         assert_eq!(helms, Installed::ByHelm("weft-control-plane".to_owned()));
+        assert_eq!(of(json!({"labels": by_helm})), Installed::ByTemplate);
         // Linkerd, by its command line and by helm.
         assert_eq!(of(json!({"name": "linkerd-config"})), Installed::ByOthers);
         let linkerd = of(json!({"labels": theirs, "annotations": release("linkerd-control-plane")}));
