@@ -128,9 +128,7 @@ async fn ask(args: &VersionArgs, cluster: &Cluster) -> (Result<String>, Option<R
 /// The version of the control plane's own containers; several during an upgrade.
 fn of_server(all: &[Pod]) -> Option<String> {
     let own = all.iter().filter(|pod| !is_agent(pod) && !pods::is_over(pod) && !pods::is_leaving(pod));
-    let containers = own.filter_map(|pod| pod.spec.as_ref()).flat_map(|spec| &spec.containers);
-    let images = containers.filter(|it| it.name != labels::PROXY_CONTAINER).filter_map(|it| it.image.as_deref());
-    let versions: BTreeSet<&str> = images.map(pods::version).collect();
+    let versions: BTreeSet<&str> = own.flat_map(pods::own_versions).collect();
     (!versions.is_empty()).then(|| versions.into_iter().collect::<Vec<_>>().join(", "))
 }
 

@@ -221,33 +221,27 @@ fn not_ready_proxies(facts: &Facts, all: Vec<&Pod>) -> Vec<Problem> {
         .collect()
 }
 
-/// Proxies of another version than the expected one, which is that of new proxies unless `--expected-version` says
-/// another.
+/// Proxies of another version than `--expected-version`, or, without it, of another image than new ones.
 fn outdated(facts: &Facts, all: Vec<&Pod>, remedy: &str) -> Vec<Problem> {
-    let (current, but) = match &facts.expected_version {
-        Some(expected) => (Some(expected.clone()), format!("{expected} is expected")),
+    let new = facts.cluster().ok().and_then(proxy_image);
+    let problem = |image: &str| match &facts.expected_version {
+        // A digest does not say which version it is.
+        Some(expected) => {
+            let tag = pods::tag(image).filter(|tag| tag != expected)?;
+            Some(format!("its proxy is {tag}, but {expected} is expected"))
+        }
         None => {
-            let current = facts.cluster().ok().and_then(proxy_version);
-            (current.clone(), format!("new ones are {}", current.unwrap_or_default()))
+            let (version, new) = pods::different(image, new.as_deref()?)?;
+            Some(format!("its proxy is {version}, but new ones are {new}"))
         }
     };
-    let Some(current) = current else { return Vec::new() };
-    let version = |pod: &Pod| {
-        pods::proxy_container(pod).and_then(|proxy| proxy.image.clone()).map(|image| pods::version(&image).to_owned())
-    };
-    all.into_iter()
-        .filter_map(|pod| Some((pod, version(pod).filter(|version| *version != current)?)))
-        .map(|(pod, version)| {
-            let problem = format!("its proxy is {version}, but {but}");
-            Problem::new(format!("Pod {}", pods::full_name(pod)), problem, remedy)
-        })
-        .collect()
+    let found = all.into_iter().filter_map(|pod| Some((pod, problem(pods::proxy_container(pod)?.image.as_deref()?)?)));
+    found.map(|(pod, problem)| Problem::new(format!("Pod {}", pods::full_name(pod)), problem, remedy)).collect()
 }
 
-/// Version of the proxies that the injector adds now.
-fn proxy_version(cluster: &ClusterFacts) -> Option<String> {
-    let config = cluster.values()?.inject_config("", "").ok()?;
-    Some(pods::version(&config.proxy_image).to_owned())
+/// Image of the proxies that the injector adds now.
+fn proxy_image(cluster: &ClusterFacts) -> Option<String> {
+    Some(cluster.values()?.inject_config("", "").ok()?.proxy_image)
 }
 
 fn enrolled(facts: &Facts, all: Vec<&Pod>) -> Result<Vec<Problem>, Stop> {
@@ -316,6 +310,20 @@ mod tests {
         check(proxies_up_to_date(&facts), &[]);
         facts.expected_version = Some("0.0.8".to_owned());
         check(proxies_up_to_date(&facts), &[("Pod shop/web-0", "0.0.9, but 0.0.8 is expected")]);
+    }
+
+    #[test]
+    fn a_proxy_with_another_digest_is_old() {
+        let mut facts = healthy();
+        let cluster = facts.cluster.as_mut().unwrap();
+        let values = "proxy: {image: {name: localhost/weft-proxy, version: 'sha256:01'}}\n";
+        cluster.config = Ok(Some(object(json!({"data": {"values": values}}))));
+        let pod = &mut cluster.mesh.meshed.as_mut().unwrap()[0];
+        let image = &mut pod.spec.as_mut().unwrap().init_containers.as_mut().unwrap()[0].image;
+        *image = Some("localhost/weft-proxy@sha256:00".into());
+        check(proxies_up_to_date(&facts), &[("Pod shop/web-0", "sha256:00, but new ones are sha256:01")]);
+        facts.expected_version = Some("0.1.0".to_owned());
+        check(proxies_up_to_date(&facts), &[]);
     }
 
     #[test]

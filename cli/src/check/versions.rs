@@ -1,7 +1,6 @@
 //! Checks of versions: of this program and of the control plane. Nothing asks a server for the latest one.
 
 use k8s_openapi::api::core::v1::Pod;
-use weft_k8s_api::labels;
 
 use super::{
     answer::{Stop, known},
@@ -35,18 +34,11 @@ pub(super) fn control_plane_matches_cli(facts: &Facts) -> Result<Vec<Problem>, S
 fn other_than(facts: &Facts, version: &str, but: &str, remedy: &str) -> Result<Vec<Problem>, Stop> {
     let all = known("Pods", &facts.cluster()?.mesh.control_pods)?;
     let live = all.iter().filter(|pod| !pods::is_over(pod) && !pods::is_leaving(pod));
-    let others = live.filter_map(|pod| Some((pod, versions(pod).find(|found| *found != version)?)));
+    let others = live.filter_map(|pod| Some((pod, pods::own_versions(pod).find(|found| *found != version)?)));
     let problem = |(pod, found): (&Pod, &str)| {
         Problem::new(format!("Pod {}", pods::full_name(pod)), format!("runs {found}, but {but}"), remedy)
     };
     Ok(others.map(problem).collect())
-}
-
-/// Versions of a pod's own containers.
-fn versions(pod: &Pod) -> impl Iterator<Item = &str> {
-    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
-    let own = containers.filter(|container| container.name != labels::PROXY_CONTAINER);
-    own.filter_map(|container| container.image.as_deref()).map(pods::version)
 }
 
 #[cfg(test)]

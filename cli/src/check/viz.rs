@@ -13,12 +13,14 @@ use super::{
     facts::Facts,
     installed::not_ready,
 };
-use crate::{component::NAMESPACE, mesh::pods, problem::Problem};
+use crate::{
+    component::NAMESPACE,
+    mesh::{installed::CHART_VERSION, pods},
+    problem::Problem,
+};
 
 /// Name of the Deployment and of its ServiceAccount.
 const NAME: &str = "weft-viz";
-/// The version of the chart that an object is of.
-const VERSION: &str = "app.kubernetes.io/version";
 const INSTALL: &str = "weft viz install | kubectl apply -f -";
 
 /// The component's Deployments and pods; where there are none, the other checks have nothing to judge.
@@ -144,7 +146,7 @@ pub(super) fn version(facts: &Facts) -> Result<Vec<Problem>, Stop> {
         None => (&facts.cli_version, format!("this weft of {}", facts.cli_version)),
     };
     let others = deployments.iter().filter_map(|deployment| {
-        let version = deployment.labels().get(VERSION).filter(|version| *version != wanted)?;
+        let version = deployment.labels().get(CHART_VERSION).filter(|version| *version != wanted)?;
         let object = format!("Deployment {}/{}", deployment.namespace().unwrap_or_default(), deployment.name_any());
         Some(Problem::new(object, format!("is of version {version}, {but}"), INSTALL))
     });

@@ -7,6 +7,8 @@ use crate::cluster::HELM_RELEASE;
 
 /// The label that all objects of Weft's charts have.
 pub(crate) const PART_OF: (&str, &str) = ("app.kubernetes.io/part-of", "weft");
+/// The label with the version of the chart that an object is of.
+pub(crate) const CHART_VERSION: &str = "app.kubernetes.io/version";
 /// The label of what helm renders, also where another tool applies it and there is no release.
 pub(crate) const RENDERED_BY_HELM: (&str, &str) = ("app.kubernetes.io/managed-by", "Helm");
 

@@ -5,6 +5,11 @@ use kube::ResourceExt as _;
 pub(crate) use weft_k8s_api::inject::proxy_container;
 use weft_k8s_api::labels;
 
+use super::installed::CHART_VERSION;
+
+/// Length of the digests that are shown, as docker shows them: `sha256:` and 12 digits.
+const DIGEST: usize = 19;
+
 /// `NAMESPACE/NAME`.
 pub(crate) fn full_name(pod: &Pod) -> String {
     format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())
@@ -69,10 +74,37 @@ pub(crate) fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
     })
 }
 
-/// The tag of an image: the version of the program in it.
-pub(crate) fn version(image: &str) -> &str {
+/// The tag of an image: the version of the program in it. `None` if nothing but a digest pins it.
+pub(crate) fn tag(image: &str) -> Option<&str> {
     let name = image.split('@').next().unwrap_or(image);
-    name.rsplit_once(':').filter(|(_, tag)| !tag.contains('/')).map_or("latest", |(_, tag)| tag)
+    let tag = name.rsplit_once(':').map(|(_, tag)| tag).filter(|tag| !tag.contains('/'));
+    tag.or_else(|| digest(image).is_none().then_some("latest"))
+}
+
+/// The beginning of the digest that pins an image.
+fn digest(image: &str) -> Option<&str> {
+    let (_, digest) = image.split_once('@')?;
+    Some(digest.get(..DIGEST).unwrap_or(digest))
+}
+
+/// What tells an image from others of its name: its tag, or its digest if it has none.
+pub(crate) fn version(image: &str) -> &str {
+    tag(image).or_else(|| digest(image)).unwrap_or_default()
+}
+
+/// The versions of two images that differ. Digests count where both have one: a tag may be pushed again.
+pub(crate) fn different<'a>(one: &'a str, other: &'a str) -> Option<(&'a str, &'a str)> {
+    let both = digest(one).zip(digest(other)).unwrap_or_else(|| (version(one), version(other)));
+    (both.0 != both.1).then_some(both)
+}
+
+/// Versions of a pod's own containers, without its proxy. An image without a tag has the version of the pod's chart.
+pub(crate) fn own_versions(pod: &Pod) -> impl Iterator<Item = &str> {
+    let chart = pod.labels().get(CHART_VERSION).map(String::as_str);
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let own = containers.filter(|container| container.name != labels::PROXY_CONTAINER);
+    let images = own.filter_map(|container| container.image.as_deref());
+    images.map(move |image| tag(image).or(chart).unwrap_or_else(|| version(image)))
 }
 
 /// Why a pod is not ready, from the container with the most specific reason; `None` if there is no reason.
@@ -223,8 +255,39 @@ mod tests {
             ("localhost/weft-proxy:0.1.0", "0.1.0"),
             ("localhost:5000/weft-proxy", "latest"),
             ("localhost:5000/weft-proxy:0.1.0@sha256:00", "0.1.0"),
+            ("a/weft-proxy@sha256:00", "sha256:00"),
+            ("a/weft-proxy@sha256:0123456789abcdef", "sha256:0123456789ab"),
         ] {
             assert_eq!(version(image), expected, "{image}");
         }
+    }
+
+    #[test]
+    fn images_differ_by_their_digests_or_else_by_their_tags() {
+        for (one, other, expected) in [
+            ("a/p:1", "b/p:1", None),
+            ("p:1", "p:2", Some(("1", "2"))),
+            ("p@sha256:00", "p@sha256:01", Some(("sha256:00", "sha256:01"))),
+            ("p:1@sha256:00", "p:1@sha256:01", Some(("sha256:00", "sha256:01"))),
+            ("p:1@sha256:00", "p@sha256:00", None),
+            ("p:1", "p@sha256:00", Some(("1", "sha256:00"))),
+            ("p:1", "p:1@sha256:00", None),
+        ] {
+            assert_eq!(different(one, other), expected, "{one} {other}");
+        }
+    }
+
+    #[test]
+    fn an_image_without_a_tag_has_the_version_of_its_chart() {
+        let of = |image: &str, labels: serde_json::Value| {
+            let containers = json!([{"name": "identity", "image": image}, {"name": "linkerd-proxy", "image": "p:9"}]);
+            let pod = json!({"metadata": {"labels": labels}, "spec": {"containers": containers}});
+            let pod: Pod = serde_json::from_value(pod).unwrap();
+            own_versions(&pod).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let chart = json!({CHART_VERSION: "0.1.0"});
+        assert_eq!(of("weft-control-plane:0.2.0", chart.clone()), ["0.2.0"]);
+        assert_eq!(of("weft-control-plane@sha256:00", chart), ["0.1.0"]);
+        assert_eq!(of("weft-control-plane@sha256:00", json!({})), ["sha256:00"]);
     }
 }

@@ -104,11 +104,8 @@ fn components(mesh: &Mesh) -> Vec<Component> {
 }
 
 /// Versions of the images of these pods, without their proxies'.
-fn versions<'a>(pods: impl Iterator<Item = &'a Pod>) -> Vec<String> {
-    let images = pods.flat_map(|pod| pod.spec.iter().flat_map(|spec| &spec.containers));
-    let own = images.filter(|container| container.name != weft_k8s_api::labels::PROXY_CONTAINER);
-    let mut versions: Vec<_> =
-        own.filter_map(|container| container.image.as_deref()).map(|image| pods::version(image).to_owned()).collect();
+fn versions<'a>(all: impl Iterator<Item = &'a Pod>) -> Vec<String> {
+    let mut versions: Vec<_> = all.flat_map(pods::own_versions).map(str::to_owned).collect();
     versions.sort();
     versions.dedup();
     versions
