@@ -312,7 +312,7 @@ fn rows(root: &Root) -> Vec<Row> {
                 "kernelVersion": "4.19.0", "kubeProxyVersion": "", "kubeletVersion": "", "machineID": "",
                 "operatingSystem": "linux", "osImage": "", "systemUUID": ""}}),
             )),
-            "nodes have a kernel that the agent supports",
+            "a node has a kernel that the agent supports",
             &["Node weft-test-check", "4.19"],
         ),
         row(

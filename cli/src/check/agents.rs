@@ -169,6 +169,20 @@ mod tests {
         assert!(on_all_nodes(&facts).unwrap()[0].remedy.contains("enforce=privileged"));
     }
 
+    /// `agent.nodeSelector` leaves out what has no meshed pods, such as nodes with an old kernel.
+    #[test]
+    fn a_node_that_the_agent_does_not_select_needs_none_without_meshed_pods() {
+        let mut facts = healthy();
+        let mesh = &mut facts.cluster.as_mut().unwrap().mesh;
+        mesh.nodes.as_mut().unwrap().push(object(json!({"metadata": {"name": "b"}})));
+        let template = json!({"spec": {"containers": [], "nodeSelector": {"mesh": "true"}}});
+        mesh.daemon_set.as_mut().unwrap().as_mut().unwrap().spec.template = object(template);
+        check(on_all_nodes(&facts), &[]);
+        let meshed = facts.cluster.as_mut().unwrap().mesh.meshed.as_mut().unwrap();
+        meshed[0].spec.as_mut().unwrap().node_name = Some("b".to_owned());
+        check(on_all_nodes(&facts), &[("Node b", "has no agent")]);
+    }
+
     #[test]
     fn an_agent_that_its_node_cannot_serve_says_what_is_missing() {
         let mut facts = healthy();

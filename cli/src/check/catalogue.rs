@@ -57,7 +57,8 @@ pub(super) const CATEGORIES: &[Category] = &[
             Check::new("can create namespaced resources", "pre-k8s", Error, kubernetes::may_create_namespaced),
             Check::new("services have IPv4 first", "weft-pre-first-family", Warning, kubernetes::first_family),
             Check::new("no clock skew detected", "pre-k8s-clock-skew", Warning, kubernetes::clock),
-            Check::new("nodes have a kernel that the agent supports", "weft-pre-kernels", Error, kubernetes::kernels),
+            Check::new("a node has a kernel that the agent supports", "weft-pre-kernel", Error, kubernetes::one_kernel),
+            Check::new("nodes have a kernel that the agent supports", "weft-pre-kernels", Warning, kubernetes::kernels),
             Check::new(
                 "no other agent of Weft is installed",
                 "weft-pre-other-agent",

@@ -272,9 +272,23 @@ fn may_create(facts: &Facts, namespaced: bool) -> Result<Vec<Problem>, Stop> {
     Ok(found)
 }
 
-pub(super) fn kernels(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+/// The kernels of all nodes, if the mesh can run on none of them.
+pub(super) fn one_kernel(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let nodes = known("Nodes", &facts.cluster()?.mesh.nodes)?;
+    Ok(if nodes.iter().any(takes_an_agent) { Vec::new() } else { nodes.iter().filter_map(old_kernel).collect() })
+}
+
+/// A warning: the others can run the agent and the meshed pods.
+pub(super) fn kernels(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let nodes = &facts.cluster()?.mesh.nodes;
+    // Where there are no others, and where nodes may not be read, the check before this one says so.
+    let nodes = nodes.as_ref().ok().filter(|nodes| nodes.iter().any(takes_an_agent)).ok_or(Stop::Skip)?;
     Ok(nodes.iter().filter_map(old_kernel).collect())
+}
+
+fn takes_an_agent(node: &Node) -> bool {
+    let info = node.status.as_ref().and_then(|status| status.node_info.as_ref());
+    info.is_some_and(|info| info.operating_system == "linux") && old_kernel(node).is_none()
 }
 
 fn old_kernel(node: &Node) -> Option<Problem> {
@@ -381,13 +395,30 @@ mod tests {
         assert!(missing.object.ends_with("serviceprofiles.linkerd.io") && missing.remedy.contains("weft-crds"));
     }
 
+    fn node(kernel: &str, os: &str) -> Node {
+        let info = json!({"architecture": "amd64", "bootID": "", "containerRuntimeVersion": "", "kernelVersion": kernel,
+            "kubeProxyVersion": "", "kubeletVersion": "", "machineID": "", "operatingSystem": os, "osImage": "", "systemUUID": ""});
+        object(json!({"metadata": {"name": "a"}, "status": {"nodeInfo": info}}))
+    }
+
+    #[test]
+    fn old_kernels_are_an_error_where_no_node_has_another() {
+        let mut facts = healthy();
+        let mut of = |nodes: &[(&str, &str)]| {
+            let nodes = nodes.iter().map(|(kernel, os)| node(kernel, os)).collect();
+            facts.cluster.as_mut().unwrap().mesh.nodes = Ok(nodes);
+            (one_kernel(&facts), kernels(&facts))
+        };
+        let (none, some) = of(&[("5.4.0-42", "linux"), ("10.0.20348", "windows")]);
+        check(none, &[("Node a, status.nodeInfo.kernelVersion", "5.10 is needed")]);
+        assert_eq!(some, Err(Stop::Skip));
+        let (none, some) = of(&[("5.4.0-42", "linux"), ("6.1.0", "linux")]);
+        check(none, &[]);
+        check(some, &[("Node a, status.nodeInfo.kernelVersion", "5.10 is needed")]);
+    }
+
     #[test]
     fn old_kernels_are_named_and_windows_is_left_alone() {
-        let node = |kernel: &str, os: &str| -> Node {
-            let info = json!({"architecture": "amd64", "bootID": "", "containerRuntimeVersion": "", "kernelVersion": kernel,
-                "kubeProxyVersion": "", "kubeletVersion": "", "machineID": "", "operatingSystem": os, "osImage": "", "systemUUID": ""});
-            serde_json::from_value(json!({"metadata": {"name": "a"}, "status": {"nodeInfo": info}})).unwrap()
-        };
         assert_eq!(old_kernel(&node("6.1.0", "linux")), None);
         assert_eq!(old_kernel(&node("10.0.20348", "windows")), None);
         let problem = old_kernel(&node("5.4.0-42", "linux")).unwrap();

@@ -3,11 +3,18 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::{
-    api::core::v1::{Node, Pod},
+    api::{
+        apps::v1::DaemonSet,
+        core::v1::{Node, NodeSelectorTerm, Pod},
+    },
+    apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement},
     jiff::Timestamp,
 };
 use kube::ResourceExt as _;
-use weft_k8s_api::labels;
+use weft_k8s_api::{
+    labels,
+    policy::{is_readable, selects},
+};
 
 use super::rows::{AgentRow, PodRow, State};
 use crate::{
@@ -62,11 +69,39 @@ fn nodes_without_agent(mesh: &Mesh, found: &mut Vec<Problem>) {
     }
 }
 
-/// Nodes that can run pods but have no agent.
+/// Nodes that should have an agent and have none: those that its DaemonSet selects, and those with meshed pods.
 pub(crate) fn without_agent(nodes: &[Node], mesh: &Mesh) -> Vec<String> {
     let with: BTreeSet<&str> = mesh.agents.iter().map(Agent::node).collect();
+    let meshed = mesh.meshed.iter().flatten().filter(|pod| !pods::is_over(pod));
+    let meshed: BTreeSet<&str> = meshed.map(pods::node).collect();
     let linux = |node: &&Node| node.labels().get("kubernetes.io/os").is_none_or(|os| os == "linux");
-    nodes.iter().filter(linux).map(kube::ResourceExt::name_any).filter(|node| !with.contains(node.as_str())).collect()
+    let selected = |node: &Node| mesh.daemon_set.iter().flatten().any(|daemon_set| is_selected(daemon_set, node));
+    let wanted = nodes.iter().filter(linux).map(|node| (node.name_any(), selected(node)));
+    let missing = wanted.filter(|(name, selected)| {
+        let name = name.as_str();
+        !with.contains(name) && (*selected || meshed.contains(name))
+    });
+    missing.map(|(name, _)| name).collect()
+}
+
+/// Whether a DaemonSet's template selects a node. What is not said by labels, such as `Gt` or a field, counts as if it
+/// did.
+fn is_selected(daemon_set: &DaemonSet, node: &Node) -> bool {
+    let Some(spec) = &daemon_set.spec.template.spec else { return true };
+    let labels = node.metadata.labels.as_ref();
+    let pairs = LabelSelector { match_labels: spec.node_selector.clone(), ..LabelSelector::default() };
+    let takes = |term: &NodeSelectorTerm| {
+        let rules = term.match_expressions.iter().flatten().map(|rule| LabelSelectorRequirement {
+            key: rule.key.clone(),
+            operator: rule.operator.clone(),
+            values: rule.values.clone(),
+        });
+        let selector = LabelSelector { match_expressions: Some(rules.collect()), ..LabelSelector::default() };
+        !is_readable(&selector) || selects(&selector, labels)
+    };
+    let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
+    let required = affinity.and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.as_ref());
+    selects(&pairs, labels) && required.is_none_or(|required| required.node_selector_terms.iter().any(takes))
 }
 
 pub(super) fn of_agents(namespace: &str, agents: &[AgentRow], found: &mut Vec<Problem>) {
@@ -200,11 +235,15 @@ pub(super) fn not_enrolled(row: &PodRow) -> Option<Problem> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
     use weft_proto::agent::{PodState, StatusResponse};
 
-    use super::super::report::{
-        Report,
-        tests::{agent, enrolled, mesh, meshed, now, status},
+    use super::{
+        super::report::{
+            Report,
+            tests::{agent, enrolled, mesh, meshed, now, status},
+        },
+        *,
     };
 
     /// Checks the objects of the problems, and a part of each text.
@@ -242,9 +281,37 @@ mod tests {
     #[test]
     fn a_node_without_an_agent_is_named() {
         let mut mesh = mesh(vec![agent("a", Ok(status(Vec::new())))], Vec::new());
-        let other = serde_json::json!({"metadata": {"name": "b"}});
+        let other = json!({"metadata": {"name": "b"}});
         mesh.nodes.as_mut().unwrap().push(serde_json::from_value(other).unwrap());
         check(&Report::of_cluster(&mesh, now()), &[("Node b", "no agent")]);
+    }
+
+    #[test]
+    fn a_daemon_set_selects_nodes_by_their_labels() {
+        let node = json!({"metadata": {"name": "b", "labels": {"pool": "apps"}}});
+        let node: Node = serde_json::from_value(node).unwrap();
+        let affinity = |terms: serde_json::Value| {
+            let required = json!({"nodeSelectorTerms": terms});
+            json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}})
+        };
+        let rule = |key: &str, operator: &str, values: &[&str]| {
+            let rule = json!({"key": key, "operator": operator, "values": values});
+            json!({"matchExpressions": [rule]})
+        };
+        for (spec, expected) in [
+            (json!({}), true),
+            (json!({"nodeSelector": {"pool": "apps"}}), true),
+            (json!({"nodeSelector": {"mesh": "true"}}), false),
+            (affinity(json!([rule("pool", "In", &["apps"])])), true),
+            (affinity(json!([rule("pool", "NotIn", &["apps"])])), false),
+            (affinity(json!([rule("mesh", "Exists", &[]), rule("pool", "Exists", &[])])), true),
+            (affinity(json!([rule("pool", "DoesNotExist", &[])])), false),
+            (affinity(json!([rule("cores", "Gt", &["8"])])), true),
+        ] {
+            let daemon_set = json!({"metadata": {}, "spec": {"selector": {}, "template": {"spec": spec}}});
+            let daemon_set: DaemonSet = serde_json::from_value(daemon_set).unwrap();
+            assert_eq!(is_selected(&daemon_set, &node), expected, "{spec}");
+        }
     }
 
     #[test]
