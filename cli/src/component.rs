@@ -11,7 +11,7 @@ use http::{HeaderValue, Request, Response, header::AUTHORIZATION};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::{
     authentication::v1::{TokenRequest, TokenRequestSpec},
-    core::v1::{Pod, ServiceAccount},
+    core::v1::{ConfigMap, Pod, ServiceAccount},
 };
 use kube::{
     Api, ResourceExt as _,
@@ -23,6 +23,7 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 use tower::{BoxError, Layer as _, ServiceExt as _, util::BoxService};
+use weft_k8s_api::values::Values;
 use weft_viz_core::relay::Credentials;
 pub(crate) use weft_viz_core::relay::NAMESPACE;
 
@@ -31,6 +32,8 @@ use crate::{
     mesh::pods,
 };
 
+/// Name of the Deployment and of its ServiceAccount.
+pub(crate) const NAME: &str = "weft-viz";
 /// The label of every object of its chart.
 pub(crate) const SELECTOR: &str = "app.kubernetes.io/name=weft-viz";
 /// Port of the API.
@@ -47,6 +50,8 @@ const ACCOUNTS: [&str; 2] = ["weft-viz-tapper", "weft-viz-viewer"];
 
 /// A component that can be asked.
 pub(crate) struct Component {
+    /// Where it runs.
+    pub(crate) namespace: String,
     /// Connects again to a pod that is ready then, when its connection breaks.
     pub(crate) channel: Channel,
     /// The header `authorization` of every request.
@@ -59,6 +64,7 @@ pub(crate) struct Component {
 pub(crate) struct Tokens {
     args: ClusterArgs,
     cluster: Cluster,
+    namespace: String,
 }
 
 /// The component; `None` if this user sees none.
@@ -67,26 +73,49 @@ pub(crate) struct Tokens {
 /// It is there, and cannot be reached, or this user has no token for it; the error says what is missing.
 pub(crate) async fn find(args: &ClusterArgs) -> Result<Option<Component>> {
     let cluster = args.cluster().await?;
-    if ready_pod(&cluster).await?.is_none() {
+    let namespace = namespace(&cluster).await?;
+    if ready_pod(&cluster, &namespace).await?.is_none() {
         return Ok(None);
     }
-    let tokens = Tokens { args: args.clone(), cluster: cluster.clone() };
+    let tokens = Tokens { args: args.clone(), cluster: cluster.clone(), namespace: namespace.clone() };
     let authorization = tokens.header().await?;
-    let channel = channel(cluster).await.map_err(|error| anyhow!("{error}"))?;
-    Ok(Some(Component { channel, authorization, tokens }))
+    let channel = channel(cluster, namespace.clone()).await.map_err(|error| anyhow!("{error}"))?;
+    Ok(Some(Component { namespace, channel, authorization, tokens }))
+}
+
+/// The namespace of the component: the one that the mesh names to proxies, or the default, where this user may not read
+/// that. A pod of any other namespace must not get this user's token, whatever its labels are.
+async fn namespace(cluster: &Cluster) -> Result<String> {
+    let api: Api<ConfigMap> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+    let asking = async {
+        match api.get_opt("linkerd-config").await {
+            Err(kube::Error::Api(status)) if status.code == 403 => Ok(None),
+            found => found,
+        }
+    };
+    let config = within(ANSWER, asking).await;
+    let config = config.map_err(|error| anyhow!("ConfigMap {}/linkerd-config: {error}", cluster.namespace))?;
+    let values = config.and_then(|config| config.data?.remove("values"));
+    Ok(values.and_then(|values| named_namespace(&values)).unwrap_or_else(|| NAMESPACE.to_owned()))
+}
+
+/// The namespace that the mesh's values name to proxies; `None` if they name no component of ours.
+fn named_namespace(values: &str) -> Option<String> {
+    let client = Values::parse(values).ok()?.inject_config("", "").ok()?.tap?;
+    (client.service_account == NAME).then_some(client.namespace)
 }
 
 /// A channel to a pod that is ready. A dashboard outlives pods: at each connection the pod is looked for.
-async fn channel(cluster: Cluster) -> Result<Channel, String> {
+async fn channel(cluster: Cluster, namespace: String) -> Result<Channel, String> {
     // The address is not used: the connector finds the pod.
     let endpoint = Endpoint::from_static("http://weft-viz").http2_keep_alive_interval(PING).keep_alive_timeout(PING);
     let channel = endpoint.connect_with_connector(tower::service_fn(move |_| {
-        let cluster = cluster.clone();
+        let (cluster, namespace) = (cluster.clone(), namespace.clone());
         async move {
-            let pod = ready_pod(&cluster).await.map_err(|error| io::Error::other(error.to_string()))?;
-            let pod = pod.ok_or_else(|| io::Error::other(format!("no pod of weft-viz is ready in {NAMESPACE}")))?;
-            let stream = cluster.forward(NAMESPACE, &pod, PORT).await;
-            let named = |error| io::Error::other(format!("Pod {NAMESPACE}/{pod}, port {PORT}: {error}"));
+            let pod = ready_pod(&cluster, &namespace).await.map_err(|error| io::Error::other(error.to_string()))?;
+            let pod = pod.ok_or_else(|| io::Error::other(format!("no pod of weft-viz is ready in {namespace}")))?;
+            let stream = cluster.forward(&namespace, &pod, PORT).await;
+            let named = |error| io::Error::other(format!("Pod {namespace}/{pod}, port {PORT}: {error}"));
             stream.map(TokioIo::new).map_err(named)
         }
     }));
@@ -98,7 +127,7 @@ impl Tokens {
     async fn header(&self) -> Result<AsciiMetadataValue> {
         let header = match self.args.authorization().await? {
             Some(header) => header,
-            None => token(&self.cluster).await?,
+            None => token(&self.cluster, &self.namespace).await?,
         };
         let mut header = AsciiMetadataValue::try_from(header.as_bytes())?;
         header.set_sensitive(true);
@@ -112,8 +141,8 @@ impl Credentials for Tokens {
     }
 }
 
-async fn ready_pod(cluster: &Cluster) -> Result<Option<String>> {
-    let api: Api<Pod> = Api::namespaced(cluster.client.clone(), NAMESPACE);
+async fn ready_pod(cluster: &Cluster, namespace: &str) -> Result<Option<String>> {
+    let api: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
     let listing = async {
         match api.list(&ListParams::default().labels(SELECTOR)).await {
             // Who may not see it, cannot forward a port to it either.
@@ -121,19 +150,19 @@ async fn ready_pod(cluster: &Cluster) -> Result<Option<String>> {
             listed => listed.map(|listed| listed.items),
         }
     };
-    let listed = within(ANSWER, listing).await.map_err(|error| anyhow!("pods of namespace {NAMESPACE}: {error}"))?;
+    let listed = within(ANSWER, listing).await.map_err(|error| anyhow!("pods of namespace {namespace}: {error}"))?;
     Ok(listed.iter().find(|pod| pods::is_ready(pod) && !pods::is_leaving(pod)).map(Pod::name_any))
 }
 
 /// A token of the first account that this user may speak for.
-async fn token(cluster: &Cluster) -> Result<HeaderValue> {
+async fn token(cluster: &Cluster, namespace: &str) -> Result<HeaderValue> {
     let spec = TokenRequestSpec {
         audiences: Some(vec![AUDIENCE.to_owned()]),
         expiration_seconds: Some(TOKEN_SECONDS),
         ..TokenRequestSpec::default()
     };
     let request = TokenRequest { spec: Some(spec), ..TokenRequest::default() };
-    let api: Api<ServiceAccount> = Api::namespaced(cluster.client.clone(), NAMESPACE);
+    let api: Api<ServiceAccount> = Api::namespaced(cluster.client.clone(), namespace);
     let mut refused = String::new();
     for account in ACCOUNTS {
         match within(ANSWER, api.create_token_request(account, &PostParams::default(), &request)).await {
@@ -143,7 +172,7 @@ async fn token(cluster: &Cluster) -> Result<HeaderValue> {
                 header.set_sensitive(true);
                 return Ok(header);
             }
-            Err(error) => refused = format!("ServiceAccount {NAMESPACE}/{account}: {error}"),
+            Err(error) => refused = format!("ServiceAccount {namespace}/{account}: {error}"),
         }
     }
     bail!(
@@ -190,6 +219,14 @@ mod tests {
         let impersonate = impersonate.map(str::to_owned);
         let args = ClusterArgs { kubeconfig: Some(file), impersonate, ..ClusterArgs::default() };
         args.authorization().await.unwrap().map(|header| header.to_str().unwrap().to_owned())
+    }
+
+    #[test]
+    fn the_mesh_names_the_namespace_of_no_other_component() {
+        let named = |tap: &str| named_namespace(&format!("proxy: {{image: {{name: a, version: b}}, tap: {tap}}}"));
+        assert_eq!(named("{serviceAccountName: weft-viz, namespace: monitoring}").as_deref(), Some("monitoring"));
+        assert_eq!(named("{serviceAccountName: tap, namespace: monitoring}"), None);
+        assert_eq!((named("{}"), named_namespace("proxy: [")), (None, None));
     }
 
     #[tokio::test]

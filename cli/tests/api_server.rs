@@ -27,7 +27,7 @@ use tempfile::TempDir;
 const NAME: &str = "kubernetes.invalid";
 const NOT_FOUND: &str = r#"{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404}"#;
 
-/// An API server without objects.
+/// An API server with a few objects or none.
 struct ApiServer {
     address: SocketAddr,
     certificate: String,
@@ -36,8 +36,13 @@ struct ApiServer {
 }
 
 impl ApiServer {
-    /// Each answer takes `delay`.
+    /// A server without objects, whose answers take `delay`.
     fn start(delay: Duration) -> Self {
+        Self::with(delay, Vec::new())
+    }
+
+    /// A server with these objects, by the beginnings of requests, such as `GET /version`.
+    fn with(delay: Duration, objects: Vec<(&'static str, Value)>) -> Self {
         let certified = rcgen::generate_simple_self_signed([NAME.to_owned(), "127.0.0.1".to_owned()]).unwrap();
         let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(certified.signing_key.serialize_der()));
         let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
@@ -51,12 +56,21 @@ impl ApiServer {
             let mut stream = StreamOwned::new(ServerConnection::new(config.clone()).unwrap(), stream);
             // A client that does not want this server.
             let Some(head) = head(&mut stream) else { return };
+            let object = objects.iter().find(|(request, _)| head.starts_with(request));
+            let (status, body) = match object {
+                Some((_, object)) => ("200 OK", object.to_string()),
+                None => ("404 Not Found", NOT_FOUND.to_owned()),
+            };
+            let lengths = head.lines().filter_map(|line| line.split_once(": "));
+            let length = lengths.filter(|(name, _)| name.eq_ignore_ascii_case("content-length"));
+            let content = length.filter_map(|(_, value)| value.parse::<u64>().ok()).sum::<u64>();
+            io::copy(&mut Read::by_ref(&mut stream).take(content), &mut io::sink()).unwrap();
             let _ = seen.send(head);
             thread::sleep(delay);
-            let length = NOT_FOUND.len();
+            let length = body.len();
             let answer = format!(
-                "HTTP/1.1 404 Not Found\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\
-                 connection: close\r\n\r\n{NOT_FOUND}"
+                "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\
+                 connection: close\r\n\r\n{body}"
             );
             stream.write_all(answer.as_bytes()).unwrap();
             stream.conn.send_close_notify();
@@ -235,4 +249,28 @@ fn tokens_of_oidc_reach_the_api_server() {
     let provider = json!({"auth-provider": {"name": "oidc", "config": {"id-token": token, "client-id": "weft",
         "idp-issuer-url": "https://issuer.invalid"}}});
     assert_eq!(authorization(&server, provider).as_deref(), Some(format!("Bearer {token}").as_str()));
+}
+
+/// A mesh that names another namespace to its proxies. This user has no token, and may request none: the error is where
+/// `weft` asks for one.
+#[test]
+fn the_component_is_found_where_the_mesh_expects_it() {
+    let tap = "{serviceAccountName: weft-viz, namespace: monitoring}";
+    let values = format!("proxy: {{image: {{name: a, version: b}}, tap: {tap}}}");
+    let config = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "linkerd-config"},
+        "data": {"values": values}});
+    let ready = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]});
+    let pods = json!({"apiVersion": "v1", "kind": "PodList", "metadata": {},
+        "items": [{"metadata": {"name": "weft-viz-1"}, "status": ready}]});
+    let objects = vec![
+        ("GET /api/v1/namespaces/linkerd/configmaps/linkerd-config ", config),
+        ("GET /api/v1/namespaces/monitoring/pods?", pods),
+    ];
+    let server = ApiServer::with(Duration::ZERO, objects);
+    let kubeconfig = server.kubeconfig("127.0.0.1", json!({}), json!({}));
+    let mut weft = kubeconfig.clean(env!("CARGO_BIN_EXE_weft"));
+    let output =
+        weft.args(["stat", "deploy", "--kubeconfig"]).arg(kubeconfig.0.path().join("config")).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("ServiceAccount monitoring/weft-viz-viewer"), "{text}");
 }

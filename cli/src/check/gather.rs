@@ -219,11 +219,8 @@ async fn ask_viz(args: &ClusterArgs) -> Option<Fetched<()>> {
         let Some(component) = component::find(args).await.map_err(|error| format!("{error:#}"))? else {
             return Ok(None);
         };
-        let resource = VizResource {
-            kind: "deployment".to_owned(),
-            namespace: component::NAMESPACE.to_owned(),
-            name: String::new(),
-        };
+        let resource =
+            VizResource { kind: "deployment".to_owned(), namespace: component.namespace, name: String::new() };
         let mut request = tonic::Request::new(StatRequest { resource: Some(resource), ..StatRequest::default() });
         request.metadata_mut().insert("authorization", component.authorization);
         let answer = VizClient::new(component.channel).stat(request).await;

@@ -14,13 +14,11 @@ use super::{
     installed::not_ready,
 };
 use crate::{
-    component::NAMESPACE,
+    component::{NAME, NAMESPACE},
     mesh::{installed::CHART_VERSION, pods},
     problem::Problem,
 };
 
-/// Name of the Deployment and of its ServiceAccount.
-const NAME: &str = "weft-viz";
 const INSTALL: &str = "weft viz install | kubectl apply -f -";
 
 /// The component's Deployments and pods; where there are none, the other checks have nothing to judge.
@@ -101,14 +99,15 @@ pub(super) fn taps(facts: &Facts) -> Result<Vec<Problem>, Stop> {
 }
 
 pub(super) fn answers(facts: &Facts) -> Result<Vec<Problem>, Stop> {
-    component(facts)?;
+    let (deployments, _) = component(facts)?;
     let Some(answer) = &facts.cluster()?.viz_answer else { return Err(Stop::Skip) };
     Ok(match answer {
         Ok(()) => Vec::new(),
         Err(error) => {
             let remedy = "kubectl create clusterrolebinding viz-stats --clusterrole weft-viz-viewer --user USER, or a rolebinding in \
                           the namespaces that are yours";
-            vec![Problem::new(format!("Deployment {NAMESPACE}/{NAME}"), error.clone(), remedy)]
+            let namespace = deployments.first().and_then(ResourceExt::namespace).unwrap_or_default();
+            vec![Problem::new(format!("Deployment {namespace}/{NAME}"), error.clone(), remedy)]
         }
     })
 }

@@ -94,7 +94,7 @@ struct InstallArgs {
     /// Ask no cluster whether there is a mesh, or an installation by helm
     #[arg(long, alias = "skip-checks")]
     ignore_cluster: bool,
-    /// Namespace of the component
+    /// Namespace of the component, which the mesh has to name (proxy.tap.namespace)
     #[arg(long, value_name = "NAMESPACE", default_value = NAMESPACE)]
     viz_namespace: String,
     #[command(flatten)]
