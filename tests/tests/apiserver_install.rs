@@ -333,6 +333,10 @@ fn an_installation_is_upgraded_pruned_and_removed() {
     let web = pod("web", json!({"linkerd.io/control-plane-ns": MESH})).to_string();
     kubectl(&["apply"], &web);
     refused(&["uninstall"], &["1 pods have a proxy (default/web)"]);
+    // As the pods that a CronJob keeps.
+    let ended = json!({"status": {"phase": "Succeeded"}}).to_string();
+    cluster.kubectl(&["patch", "pod", "web", "--subresource=status", "--type=merge", "-p", &ended]).unwrap();
+    assert!(succeeded(&run(&["uninstall"])).contains("servers.policy.linkerd.io"));
     kubectl(&["delete", "--force"], &web);
 
     // The component has a proxy, too, and goes in another way.

@@ -148,13 +148,16 @@ pub(super) async fn version(cluster: &Cluster) -> Result<String> {
     Ok(info.map_err(|problem| anyhow!("version of {}: {problem}", cluster.server))?.git_version)
 }
 
-/// Pods with a proxy of this mesh, without those of the control plane and of the component weft-viz: `namespace/name`.
+/// Pods with a proxy of this mesh that have not ended, without those of the control plane and of the component
+/// weft-viz: `namespace/name`.
 pub(super) async fn meshed(cluster: &Cluster) -> Result<Vec<String>> {
     let api: Api<Pod> = Api::all(cluster.client.clone());
     let (namespace, own, other) =
         (&cluster.namespace, labels::CONTROL_PLANE_COMPONENT, component::SELECTOR.replace('=', "!="));
     let selector = format!("{}={namespace},!{own},{other}", labels::CONTROL_PLANE_NS);
-    let found = within(ANSWER, api.list_metadata(&ListParams::default().labels(&selector))).await;
+    // A Job keeps its pods when they have ended, and nothing reaches them any more.
+    let alive = ListParams::default().labels(&selector).fields("status.phase!=Succeeded,status.phase!=Failed");
+    let found = within(ANSWER, api.list_metadata(&alive)).await;
     let found = found.map_err(|problem| anyhow!("pods of {}: {problem}", cluster.server))?;
     Ok(found.items.iter().map(|pod| format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())).collect())
 }
