@@ -27,10 +27,12 @@ use tracing_subscriber::{EnvFilter, fmt::format::FmtSpan};
 const CONNECT: Duration = Duration::from_secs(10);
 /// With `--verbose`: the requests to the API server, with status and duration.
 const VERBOSE: &str = "warn,kube_client=debug";
-/// Deadline for the API server's answer to one request.
+/// Deadline for the API server's answer to one request; of a list, for one page.
 pub(crate) const ANSWER: Duration = Duration::from_secs(20);
 /// Default namespace of the control plane; Linkerd's name, like that of all objects that are found by name.
 pub(crate) const CONTROL_NAMESPACE: &str = "linkerd";
+/// How an error begins that another right, or another user, would solve.
+const NOT_PERMITTED: &str = "not permitted: ";
 /// Annotation of objects that helm installed: the release.
 pub(crate) const HELM_RELEASE: &str = "meta.helm.sh/release-name";
 
@@ -149,14 +151,21 @@ fn is_missing(error: &KubeconfigError) -> bool {
 
 /// The error, without the layers of the client library.
 pub(crate) fn explain(error: &kube::Error) -> String {
-    if let kube::Error::Api(status) = error {
-        return if status.message.is_empty() {
-            format!("the API server answered {}", status.code)
-        } else {
-            status.message.clone()
-        };
+    let kube::Error::Api(status) = error else { return root_cause(error) };
+    let message = match status.message.as_str() {
+        "" => format!("the API server answered {}", status.code),
+        message => message.to_owned(),
+    };
+    if matches!(status.code, 401 | 403) { format!("{NOT_PERMITTED}{message}") } else { message }
+}
+
+/// What helps against an error of [`within`] about objects to read.
+pub(crate) fn remedy_for(error: &str) -> &'static str {
+    if error.starts_with(NOT_PERMITTED) {
+        "let this user get and list them, or use one who may (--context, --as)"
+    } else {
+        "try again; --verbose prints each request to the API server and how long it took"
     }
-    root_cause(error)
 }
 
 /// The innermost cause of an error: the layers above it only name themselves.
@@ -182,6 +191,8 @@ pub(crate) async fn within<T>(
 
 #[cfg(test)]
 mod tests {
+    use kube::core::Status;
+
     use super::*;
 
     #[test]
@@ -208,5 +219,18 @@ mod tests {
         let error =
             within(Duration::from_millis(1), std::future::pending::<Result<(), kube::Error>>()).await.unwrap_err();
         assert!(error.contains("no answer"), "{error}");
+    }
+
+    /// More rights do not make a server faster.
+    #[tokio::test]
+    async fn a_right_is_the_remedy_of_nothing_but_a_refusal() {
+        let names_a_right = |error: &str| remedy_for(error).contains("let this user");
+        for (code, expected) in [(401, true), (403, true), (503, false)] {
+            let refused = kube::Error::Api(Status::failure("no", "reason").with_code(code).boxed());
+            let error = within(ANSWER, async { Err::<(), _>(refused) }).await.unwrap_err();
+            assert_eq!(names_a_right(&error), expected, "{error}");
+        }
+        let slow = within(Duration::from_millis(1), std::future::pending::<Result<(), kube::Error>>()).await;
+        assert!(!names_a_right(&slow.unwrap_err()));
     }
 }

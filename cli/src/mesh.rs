@@ -31,6 +31,9 @@ use crate::{
 /// The Deployments of the control plane.
 pub(crate) const DEPLOYMENTS: [&str; 3] = ["linkerd-destination", "linkerd-identity", "linkerd-proxy-injector"];
 
+/// Most objects in a page of a list, as kubectl asks for them.
+const PAGE: u32 = 500;
+
 /// An answer, or the error.
 pub(crate) type Fetched<T> = Result<T, String>;
 
@@ -99,12 +102,21 @@ impl Mesh {
     }
 }
 
-/// All objects that match, or the error.
+/// All objects that match, or the error. They arrive in pages, because a deadline for all of them would depend on their
+/// number.
 pub(crate) async fn list<K>(api: Api<K>, params: &ListParams) -> Fetched<Vec<K>>
 where
     K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
 {
-    within(ANSWER, api.list(params)).await.map(|list| list.items)
+    let (mut params, mut all) = (params.clone().limit(PAGE), Vec::new());
+    loop {
+        let page = within(ANSWER, api.list(&params)).await?;
+        all.extend(page.items);
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(all),
+        }
+    }
 }
 
 async fn ask(cluster: &Cluster, pod: Pod) -> Agent {

@@ -1,6 +1,6 @@
 //! Results of a check other than problems: it has no answer, and why.
 
-use crate::problem::Problem;
+use crate::{cluster, problem::Problem};
 
 /// Why a check has no answer.
 #[derive(Debug, PartialEq, Eq)]
@@ -14,7 +14,6 @@ pub(super) enum Stop {
 /// The value of a fact, or why it could not be read.
 pub(super) fn known<'a, T>(what: &str, fetched: &'a Result<T, String>) -> Result<&'a T, Stop> {
     fetched.as_ref().map_err(|error| {
-        let remedy = "let this user get and list them, or use one who may (--context, --as)";
-        Stop::Unanswered(Problem::new(what, format!("cannot be read: {error}"), remedy))
+        Stop::Unanswered(Problem::new(what, format!("cannot be read: {error}"), cluster::remedy_for(error)))
     })
 }

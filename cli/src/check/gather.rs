@@ -441,6 +441,7 @@ fn has_last_words(status: &ContainerStatus) -> bool {
 mod tests {
     use std::{fs, future};
 
+    use k8s_openapi::api::core::v1::Node;
     use serde_json::json;
     use tokio::{
         io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
@@ -456,7 +457,7 @@ mod tests {
     };
 
     /// The scope of an API server that answers about its version, custom resource definitions and a configuration
-    /// that helm installed, and leaves all other requests open.
+    /// that helm installed, has a list of nodes in two pages, and leaves all other requests open.
     async fn half_an_api_server(mode: Mode) -> (tempfile::TempDir, Scope) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = format!("http://{}", listener.local_addr().unwrap());
@@ -494,6 +495,12 @@ mod tests {
                     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "linkerd-config",
                         "namespace": "linkerd", "annotations": {HELM_RELEASE: "mesh"},
                         "labels": {PART_OF.0: PART_OF.1}}})
+                }
+                Some(path) if path.starts_with("/api/v1/nodes?") && path.contains("limit=") => {
+                    let is_last = path.contains("continue=next");
+                    let metadata = if is_last { json!({}) } else { json!({"continue": "next"}) };
+                    json!({"apiVersion": "v1", "kind": "NodeList", "metadata": metadata,
+                        "items": [{"metadata": {"name": if is_last { "b" } else { "a" }}}]})
                 }
                 Some(_) => future::pending().await,
                 None => return,
@@ -539,6 +546,14 @@ mod tests {
         let outcome = round(&scope, None, &mut Progress::new()).await.unwrap();
         let [category] = outcome.categories.as_slice() else { panic!("{outcome:#?}") };
         assert_eq!((category.category_name, outcome.is_fatal()), ("kubernetes-api", true));
+    }
+
+    #[tokio::test]
+    async fn a_list_is_read_to_its_last_page() {
+        let (_directory, scope) = half_an_api_server(Mode::Installed).await;
+        let client = scope.cluster.cluster().await.unwrap().client;
+        let nodes = list(Api::<Node>::all(client), &ListParams::default()).await.unwrap();
+        assert_eq!(nodes.iter().map(kube::ResourceExt::name_any).collect::<Vec<_>>(), ["a", "b"]);
     }
 
     #[test]

@@ -20,7 +20,10 @@ use weft_k8s_api::labels;
 use crate::{
     cluster::{ANSWER, Cluster, HELM_RELEASE, within},
     component, docs,
-    mesh::installed::{Installed, PART_OF},
+    mesh::{
+        installed::{Installed, PART_OF},
+        list,
+    },
 };
 
 /// Kinds of objects in the chart: API version, kind, plural, whether they have namespaces.
@@ -133,13 +136,13 @@ pub(super) async fn definitions(cluster: &Cluster) -> Result<BTreeMap<String, De
 /// The versions that each CustomResourceDefinition of a cluster serves.
 pub(super) async fn served(cluster: &Cluster) -> Result<BTreeMap<String, BTreeSet<String>>> {
     let api: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
-    let found = within(ANSWER, api.list(&ListParams::default())).await;
+    let found = list(api, &ListParams::default()).await;
     let found = found.map_err(|problem| anyhow!("CustomResourceDefinitions of {}: {problem}", cluster.server))?;
     let versions = |definition: CustomResourceDefinition| {
         let served = definition.spec.versions.into_iter().filter(|version| version.served);
         served.map(|version| version.name).collect()
     };
-    Ok(found.items.into_iter().map(|definition| (definition.name_any(), versions(definition))).collect())
+    Ok(found.into_iter().map(|definition| (definition.name_any(), versions(definition))).collect())
 }
 
 /// The version of Kubernetes.

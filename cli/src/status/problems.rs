@@ -18,7 +18,7 @@ use weft_k8s_api::{
 
 use super::rows::{AgentRow, PodRow, State};
 use crate::{
-    docs,
+    cluster, docs,
     mesh::{Agent, Mesh, is_agent, pods},
     problem::Problem,
 };
@@ -45,7 +45,7 @@ fn unanswered(mesh: &Mesh, found: &mut Vec<Problem>) {
     ];
     for (what, error) in questions {
         if let Some(error) = error {
-            found.push(Problem::new(what.to_owned(), error, "let this user get and list them, or use one who may"));
+            found.push(Problem::new(what.to_owned(), error, cluster::remedy_for(error)));
         }
     }
 }
