@@ -176,13 +176,15 @@ fn elements(chars: &mut Peekable<Chars>, flag: &str) -> Result<Vec<Value>> {
     }
 }
 
+/// A value as helm types it (`helm:pkg/strvals/parser.go`, `typedVal`).
 fn scalar(text: &str, flag: &str) -> Result<Value> {
+    let is = |word: &str| text.eq_ignore_ascii_case(word);
     Ok(match (flag, text) {
         ("--set-file", file) => Value::from(fs::read_to_string(file).with_context(|| file.to_owned())?),
         ("--set-string", text) => Value::from(text),
-        (_, "true") => Value::Bool(true),
-        (_, "false") => Value::Bool(false),
-        (_, "null") => Value::Null,
+        _ if is("true") => Value::Bool(true),
+        _ if is("false") => Value::Bool(false),
+        _ if is("null") => Value::Null,
         // 0123 is a text, such as a port range or a mode.
         (_, text) if text != "0" && text.starts_with('0') => Value::from(text),
         (_, text) => text.parse::<i64>().map_or_else(|_| Value::from(text), Value::from),
@@ -241,6 +243,7 @@ mod tests {
             ("a=", json!({"a": ""})),
             ("a=0123,b=0,c=1.5", json!({"a": "0123", "b": 0, "c": "1.5"})),
             ("a=null", json!({"a": null})),
+            ("a=True,b=FALSE,c=Null,d=Truer", json!({"a": true, "b": false, "c": null, "d": "Truer"})),
             ("a=b=c", json!({"a": "b=c"})),
         ] {
             assert_eq!(set(setting).unwrap(), expected, "{setting}");
