@@ -40,7 +40,7 @@ use weft_k8s_api::{
 
 use self::{
     agent::Agent,
-    desired::{Allocator, Desired, DesiredPod, desired},
+    desired::{Allocator, Desired, DesiredPod, desired, ignored},
     names::Names,
     pki::Pki,
     pod::{Handle, PodContext, PodEvent},
@@ -290,9 +290,9 @@ impl<R: FnMut(&State)> Daemon<R> {
     fn read_manifests(&mut self) -> Result<(), DaemonError> {
         let manifests = load(&self.shared.config.manifests)?;
         self.errors = manifests.errors.iter().map(ToString::to_string).collect();
-        self.ignored = manifests.ignored.iter().map(ToString::to_string).collect();
-        for ignored in &manifests.ignored {
-            tracing::warn!(file = %ignored.file.display(), line = ignored.line, kind = %ignored.kind, "the sandbox does not use this kind");
+        self.ignored = ignored(&manifests);
+        for ignored in &self.ignored {
+            tracing::warn!("{ignored}");
         }
         let objects = usable(manifests, &mut self.last);
         let mut all = desired(objects, &self.inject, &mut self.allocator);

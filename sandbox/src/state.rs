@@ -34,7 +34,7 @@ pub struct State {
     pub services: Vec<ServiceState>,
     /// Faults in the manifests: one line each, with file, line and field. Valid manifests run.
     pub manifest_errors: Vec<String>,
-    /// Objects that the sandbox does not run because Weft does not use their kind: one line each, with file and line.
+    /// Objects of kinds that Weft or the sandbox does not use: one line each, with file and line.
     // A daemon of an older version does not write it.
     #[serde(default)]
     pub ignored_manifests: Vec<String>,

@@ -20,9 +20,10 @@ use k8s_openapi::{
 use weft_k8s_api::{
     inject::{Decision, InjectConfig, Redirection, RedirectionDefaults, inject},
     labels,
-    manifest::Object,
+    manifest::{Manifests, Object},
 };
 
+use super::publish::json_of;
 use crate::config::SERVICE_CIDR_V4;
 
 /// The first cluster IP that is allocated, counted from the start of the service CIDR: by convention, the API server's
@@ -103,19 +104,27 @@ pub(super) fn desired(objects: Vec<Object>, config: &InjectConfig, allocator: &m
             }
             Object::Pod(pod) => all.add_pod(pod, &namespaces, config),
             Object::Service(service) => all.services.push(with_cluster_ip(service, allocator, &chosen)),
-            // The sandbox creates these objects itself; manifests of these kinds would conflict with them.
-            Object::Endpoints(_) | Object::EndpointSlice(_) | Object::ReplicaSet(_) | Object::Node(_) => {}
-            Object::Job(_)
-            | Object::ExternalWorkload(_)
-            | Object::EgressNetwork(_)
-            | Object::TlsRoute(_)
-            | Object::TcpRoute(_) => {
-                tracing::warn!(object = %object.reference(), "the sandbox does not use this kind");
-            }
-            other => all.objects.push(other),
+            other if is_used(&other) => all.objects.push(other),
+            _ => {}
         }
     }
     all
+}
+
+/// The objects of kinds that Weft or the sandbox does not use, a line each, with file and line.
+pub(super) fn ignored(manifests: &Manifests) -> Vec<String> {
+    let unread = manifests.ignored.iter().map(ToString::to_string);
+    let unused = manifests.objects.iter().filter(|located| !is_used(&located.object)).map(|located| {
+        let (file, object) = (located.file.display(), located.object.reference());
+        format!("{file}:{}: {object}: the sandbox does not use this kind; ignored", located.line)
+    });
+    unread.chain(unused).collect()
+}
+
+/// Whether the sandbox runs the object, or publishes it to the control plane. EndpointSlices, ReplicaSets and the Node
+/// are its own; manifests of these kinds would conflict with them.
+fn is_used(object: &Object) -> bool {
+    matches!(object, Object::Deployment(_) | Object::Pod(_) | Object::Service(_)) || json_of(object).is_some()
 }
 
 impl Desired {
@@ -275,6 +284,42 @@ spec: {containers: [{name: legacy, image: x, command: [legacy]}]}
         let objects = manifests.objects.into_iter().map(|located| located.object).collect();
         let desired = desired(objects, &InjectConfig::new("proxy", "test", "anchors"), &mut Allocator::default());
         assert!(desired.pods.iter().all(|pod| pod.redirection.is_none()));
+    }
+
+    #[test]
+    fn objects_of_kinds_that_the_sandbox_does_not_use_are_named() {
+        let parse = |text: &str| weft_k8s_api::manifest::parse(Path::new("a.yaml"), text);
+        let text = "\
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: settings, namespace: shop}
+---
+apiVersion: batch/v1
+kind: Job
+metadata: {name: migrate, namespace: shop}
+---
+apiVersion: batch/v1
+kind: CronJob
+metadata: {name: report, namespace: shop}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: node}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: web, namespace: shop}
+";
+        let manifests = parse(text);
+        assert!(manifests.errors.is_empty(), "{:?}", manifests.errors);
+        let expected = [
+            "a.yaml:9: CronJob report: Weft does not use this kind (batch/v1); ignored",
+            "a.yaml:1: ConfigMap shop/settings: the sandbox does not use this kind; ignored",
+            "a.yaml:5: Job shop/migrate: the sandbox does not use this kind; ignored",
+            "a.yaml:13: Node node: the sandbox does not use this kind; ignored",
+        ];
+        assert_eq!(ignored(&manifests), expected);
+        assert_eq!(ignored(&parse(MESHED)), [""; 0]);
     }
 
     #[test]
