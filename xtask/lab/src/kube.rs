@@ -131,7 +131,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         KubeCommand::Down { all: true, .. } => names().iter().try_for_each(|name| down(name)),
         KubeCommand::Down { name, .. } => down(&name.name),
         KubeCommand::Env { name, output } => {
-            let environment = find(&name.name)?.environment(&Tools::ensure(Tools::ALL)?);
+            // Those of the images that `up` loads.
+            let programs = Workspace::load()?.binaries(Profile::Dev.directory());
+            let environment = find(&name.name)?.environment(&Tools::ensure(Tools::ALL)?, programs);
             match output {
                 Format::Json => println!("{}", json_object(environment)),
                 Format::Text => environment.iter().for_each(|(name, value)| println!("export {name}=\"{value}\"")),

@@ -49,12 +49,13 @@ impl Cluster {
         self.first().log("audit")
     }
 
-    /// Environment variables for users of the cluster. PATH contains `$PATH`, so that the tools come first.
-    pub(crate) fn environment(&self, tools: &Tools) -> Vec<(&'static str, String)> {
+    /// Environment variables for users of the cluster. In PATH, the tools and our programs come before `$PATH`.
+    pub(crate) fn environment(&self, tools: &Tools, programs: PathBuf) -> Vec<(&'static str, String)> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let mut directories = tools.path_directories();
-        directories
-            .extend(std::env::split_paths(&path).filter(|directory| !tools.path_directories().contains(directory)));
+        directories.push(programs);
+        let others: Vec<_> = std::env::split_paths(&path).filter(|other| !directories.contains(other)).collect();
+        directories.extend(others);
         let path = std::env::join_paths(directories).unwrap_or(path);
         vec![
             ("KUBECONFIG", self.kubeconfig().display().to_string()),
