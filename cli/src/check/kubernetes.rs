@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{cluster::is_ipv6, docs, mesh::installed::Installed, problem::Problem};
 
-/// Linkerd's minimum, and ours: native sidecars are on by default since 1.29, and 1.31 is the oldest tested version.
+/// Linkerd's minimum, and ours: native sidecars are on by default since 1.29. Only 1.36 is tested.
 const MIN_VERSION: (u32, u32) = (1, 31);
 /// The oldest kernel for the kernel programs, which lack functions below 5.15; see docs/interception.md.
 const MIN_KERNEL: (u32, u32) = (5, 10);
