@@ -114,7 +114,7 @@ pub(super) fn no_misses(facts: &Facts) -> Result<Vec<Problem>, Stop> {
         Some(Problem::new(
             format!("Agent on node {}", agent.node()),
             problem,
-            format!("something dials port 4140 itself; see {}", docs::page("troubleshooting.md")),
+            format!("was port 4140 dialled by nsenter or port-forward? see {}", docs::page("troubleshooting.md")),
         ))
     };
     Ok(mesh.agents.iter().filter_map(missed).collect())

@@ -148,7 +148,7 @@ pub(super) fn of_agents(namespace: &str, agents: &[AgentRow], found: &mut Vec<Pr
                     "{} connections reached a proxy's outbound port without an original destination",
                     agent.flow_misses
                 ),
-                format!("something dials port 4140 itself; see {}", docs::page("troubleshooting.md")),
+                format!("was port 4140 dialled by nsenter or port-forward? see {}", docs::page("troubleshooting.md")),
             ));
         }
     }
