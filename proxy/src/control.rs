@@ -5,6 +5,7 @@
 //! request ─> Replicas (DNS, its TTL) ─> two at random, the less loaded ─> Connector (TCP, mTLS, HTTP/2) ─> replica
 //!                                                        └─ failed: rests 100 ms to 3 s, and the next one is tried;
 //!                                                           all failed: DNS is asked every second for others
+//!                                                        └─ no head for 1 s, and given up: avoided for 30 s
 //! ```
 //!
 //! Plaintext inside the pod (loopback), otherwise mTLS with the service's identity and the current credentials. Owns
@@ -43,6 +44,10 @@ use exchange::Exchange;
 pub(crate) use exchange::ResponseBody;
 use metrics::ServiceMetrics;
 use replicas::Replicas;
+
+/// How long a request that is given up has waited for its head, at least, for its replica to count as one that does not
+/// answer; a third of a stream's first deadline, if that is shorter.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 type Credentialed = watch::Receiver<Option<Arc<Credentials>>>;
 
@@ -195,7 +200,8 @@ impl Inner {
         let mut set = self.replicas.current().await?;
         let mut tried = Vec::with_capacity(set.len());
         let mut failure = None;
-        while let Some(picked) = replicas::pick(&set, &tried) {
+        let patience = self.limits.initial.map_or(PATIENCE, |initial| PATIENCE.min(initial / 3));
+        while let Some(mut picked) = replicas::pick(&set, &tried) {
             tried.push(picked.replica.addr);
             let connected = tokio::select! {
                 connected = picked.replica.connection(&set, &self.connector, tls.as_ref()) => connected,
@@ -215,7 +221,10 @@ impl Inner {
                     continue;
                 }
             };
-            match sender.try_send_request(request).await {
+            picked.asked(patience);
+            let sent = sender.try_send_request(request).await;
+            picked.answered();
+            match sent {
                 Ok(response) => {
                     let exchange = Exchange::begun(picked, &response, Arc::clone(&self.metrics), since);
                     self.replicas.changed(&set);

@@ -39,6 +39,10 @@ const OUTAGE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_sec
 /// code that asks has pauses of its own, of up to 10 s.
 const REST: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
 
+/// How long others are preferred to a replica that takes requests and answers none, as while its process starts. It
+/// does not rest, so that no request waits for it; a rest would be over before the next request is given up.
+const AVOIDED: Duration = Duration::from_secs(30);
+
 /// The replicas at one moment.
 pub(super) type Set = Arc<[Arc<Replica>]>;
 
@@ -83,11 +87,15 @@ struct Link {
 struct Rest {
     pauses: Pauses,
     until: Option<Instant>,
+    /// Until when others are preferred.
+    avoided: Option<Instant>,
 }
 
 /// A picked replica, counted as busy while this lives.
 pub(super) struct Picked {
     pub(super) replica: Arc<Replica>,
+    /// When a request that has no answer counts as unanswered, if it is given up.
+    overdue: Option<Instant>,
 }
 
 impl Replicas {
@@ -195,15 +203,17 @@ fn have_failed(set: &Set) -> bool {
     !set.is_empty() && set.iter().all(|replica| replica.has_failed())
 }
 
-/// Picks one of those that were not tried: of two at random that do not rest, the one with fewer open requests. If all
-/// of them rest, the one whose rest ends first.
+/// Picks one of those that were not tried: of two at random that do not rest, the one with fewer open requests, unless
+/// it is avoided and the other is not. If all of them rest, the one whose rest ends first.
 pub(super) fn pick(set: &Set, tried: &[SocketAddr]) -> Option<Picked> {
     let untried = || set.iter().filter(|replica| !tried.contains(&replica.addr));
     let awake: Vec<_> = untried().filter(|replica| !replica.is_resting()).collect();
     let picked = match &*awake {
         [] => untried().min_by_key(|replica| replica.rest.lock().until)?,
         [only] => only,
-        several => several.sample(&mut rand::rng(), 2).min_by_key(|replica| replica.open.load(Ordering::Relaxed))?,
+        several => several
+            .sample(&mut rand::rng(), 2)
+            .min_by_key(|replica| (replica.is_avoided(), replica.open.load(Ordering::Relaxed)))?,
     };
     Some(Picked::new(Arc::clone(picked)))
 }
@@ -232,12 +242,16 @@ impl Replica {
             addr,
             open: AtomicUsize::new(0),
             link: AsyncMutex::default(),
-            rest: Mutex::new(Rest { pauses: Pauses::between(REST.0, REST.1), until: None }),
+            rest: Mutex::new(Rest { pauses: Pauses::between(REST.0, REST.1), until: None, avoided: None }),
         })
     }
 
     fn is_resting(&self) -> bool {
         self.rest.lock().until.is_some_and(|until| until > Instant::now())
+    }
+
+    fn is_avoided(&self) -> bool {
+        self.rest.lock().avoided.is_some_and(|until| until > Instant::now())
     }
 
     /// Whether it failed and has not answered since.
@@ -269,7 +283,7 @@ impl Replica {
     pub(super) fn succeeded(&self) {
         let mut rest = self.rest.lock();
         rest.pauses.reset();
-        rest.until = None;
+        (rest.until, rest.avoided) = (None, None);
     }
 
     /// The shared connection, opened if there is none, after the replica's rest if all of the set rest. Concurrent
@@ -307,13 +321,27 @@ impl Replica {
 impl Picked {
     fn new(replica: Arc<Replica>) -> Self {
         replica.open.fetch_add(1, Ordering::Relaxed);
-        Self { replica }
+        Self { replica, overdue: None }
+    }
+
+    /// A request is sent. If it is given up without an answer after `patience`, others are preferred to the replica.
+    pub(super) fn asked(&mut self, patience: Duration) {
+        self.overdue = Some(Instant::now() + patience);
+    }
+
+    /// The request has an answer, or an error.
+    pub(super) fn answered(&mut self) {
+        self.overdue = None;
     }
 }
 
 impl Drop for Picked {
     fn drop(&mut self) {
         self.replica.open.fetch_sub(1, Ordering::Relaxed);
+        let now = Instant::now();
+        if self.overdue.is_some_and(|overdue| overdue <= now) {
+            self.replica.rest.lock().avoided = Some(now + AVOIDED);
+        }
     }
 }
 

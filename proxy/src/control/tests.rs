@@ -41,6 +41,8 @@ enum Behaviour {
     Status(&'static str),
     /// It accepts connections and sends nothing.
     Silent,
+    /// It accepts requests and answers none, as behind a sidecar while the controller starts.
+    Hung,
 }
 
 struct Replica {
@@ -68,7 +70,12 @@ impl Replica {
                     let Ok(stream) = acceptor.accept(stream).await else { return };
                     let service = service_fn(|_| {
                         counted.fetch_add(1, Ordering::Relaxed);
-                        std::future::ready(Ok::<_, Infallible>(respond(behaviour)))
+                        async move {
+                            if behaviour == Behaviour::Hung {
+                                return std::future::pending().await;
+                            }
+                            Ok::<_, Infallible>(respond(behaviour))
+                        }
                     });
                     let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
                     // An error means that the client is gone.
@@ -99,7 +106,9 @@ fn respond(behaviour: Behaviour) -> Response<BoxBody<Bytes, Infallible>> {
             let frames = futures::stream::once(std::future::ready(message));
             response.body(StreamBody::new(futures::StreamExt::chain(frames, futures::stream::pending())).boxed())
         }
-        Behaviour::Stream | Behaviour::Silent => response.body(StreamBody::new(futures::stream::pending()).boxed()),
+        Behaviour::Stream | Behaviour::Silent | Behaviour::Hung => {
+            response.body(StreamBody::new(futures::stream::pending()).boxed())
+        }
     }
     .unwrap()
 }
@@ -230,6 +239,26 @@ async fn a_replica_that_is_silent_or_another_service_wedges_nobody() {
     world.publish(60, &[&wrong]);
     let error = world.send().await.err().expect("no replica is the service");
     assert!(matches!(error, ControlError::Connect { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_replica_that_answers_no_request_is_avoided_while_another_one_does() {
+    let world = World::with(StreamLimits { initial: Some(Duration::from_secs(3)), ..StreamLimits::default() }).await;
+    let hung = Replica::start(&world.mesh, POLICY, Behaviour::Hung).await;
+    let up = Replica::start(&world.mesh, POLICY, Behaviour::Stream).await;
+    world.publish(60, &[&hung, &up]);
+    let mut client = InboundServerPoliciesClient::new(world.client.clone());
+    let mut streams = Vec::new();
+    for _ in 0..10 {
+        streams.extend(world.client.open(client.watch_port(PortSpec::default())).await.ok());
+    }
+    // It has no open stream, so that it would be picked each time.
+    assert_eq!((hung.asked(), streams.len()), (1, 9));
+    // One that answers without a message, as about a Service without endpoints, is as good as any.
+    drop(streams);
+    assert_eq!(up.asked(), 9);
+    assert!(world.client.open(client.watch_port(PortSpec::default())).await.is_ok());
+    assert_eq!((hung.asked(), up.asked()), (1, 10));
 }
 
 #[tokio::test]
