@@ -13,7 +13,10 @@ mod message;
 mod routes;
 pub(crate) mod token;
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
@@ -62,6 +65,8 @@ enum Found {
 enum Profile {
     Service(View<ServiceProfile>, Ask<Arc<Snapshot<ServiceProfile>>>),
     Endpoint(OptionalView<EndpointProfile>),
+    /// That of the address to which the hostname of an endpoint leads, and where the hostname leads later.
+    Instance(OptionalView<EndpointProfile>, IpAddr, watch::Receiver<Option<IpAddr>>),
 }
 
 impl Destination {
@@ -122,16 +127,18 @@ impl Destination {
         let host = self.host(&authority)?;
         let namespace = Token::parse(&request.context_token).namespace;
         let query = ProfileQuery { port: authority.port, namespace };
-        match self.answering.ask(move |index| profile(index, host, query)).await?? {
-            Profile::Service(view, again) => {
-                Ok(self.answering.follow(view, Some(again), service_profile).left_stream())
+        let found = self.answering.ask(move |index| profile(index, host, query)).await??;
+        let settings = self.settings.clone();
+        let step = move |sent: Option<&_>, profile: &_| endpoint_profile(sent, profile, &settings);
+        Ok(match found {
+            Profile::Service(view, again) => self.answering.follow(view, Some(again), service_profile).left_stream(),
+            Profile::Endpoint(view) => self.answering.follow(view, None, step).left_stream().right_stream(),
+            // Such streams are few: on the heap, they cost the others nothing.
+            Profile::Instance(view, ip, leads) => {
+                let profiles = self.answering.follow(view, None, step).take_until(moved(ip, leads));
+                profiles.boxed().right_stream().right_stream()
             }
-            Profile::Endpoint(view) => {
-                let settings = self.settings.clone();
-                let step = move |sent: Option<&_>, profile: &_| endpoint_profile(sent, profile, &settings);
-                Ok(self.answering.follow(view, None, step).right_stream())
-            }
-        }
+        })
     }
 
     fn host(&self, authority: &Authority) -> Result<Host, Status> {
@@ -169,12 +176,28 @@ fn profile(index: &mut Index, host: Host, query: ProfileQuery) -> Result<Profile
                 None => Err(Status::unknown(format!("service {:?} not found", service.name))),
             };
         }
-        Host::Instance(hostname, service) => index
-            .pod_of_service(&service, &hostname)
-            .ok_or_else(|| Status::not_found(format!("no pod found in Service {service} with hostname {hostname}")))?,
+        Host::Instance(hostname, service) => {
+            let leads = index.watch_pod_of_service(&service, &hostname);
+            let ip = leads.as_ref().and_then(|leads| *leads.borrow());
+            let (Some(leads), Some(ip)) = (leads, ip) else {
+                let message = format!("no pod found in Service {service} with hostname {hostname}");
+                return Err(Status::not_found(message));
+            };
+            return Ok(Profile::Instance(of_address(index, ip, query.port)?, ip, leads));
+        }
     };
-    let view = index.watch_endpoint_profile(SocketAddr::new(ip, query.port)).map_err(|error| ambiguous(&error))?;
-    Ok(Profile::Endpoint(view))
+    Ok(Profile::Endpoint(of_address(index, ip, query.port)?))
+}
+
+fn of_address(index: &mut Index, ip: IpAddr, port: u16) -> Result<OptionalView<EndpointProfile>, Status> {
+    index.watch_endpoint_profile(SocketAddr::new(ip, port)).map_err(|error| ambiguous(&error))
+}
+
+/// Waits until the hostname of an endpoint leads to another address, as after a restart of its pod. While it leads
+/// nowhere, a client that asked again would be refused.
+async fn moved(ip: IpAddr, mut leads: watch::Receiver<Option<IpAddr>>) {
+    // An error means that the index has stopped.
+    let _ = leads.wait_for(|now| now.is_some_and(|now| now != ip)).await;
 }
 
 fn profile_of(index: &mut Index, service: Key, query: ProfileQuery) -> Profile {

@@ -114,6 +114,8 @@ pub struct Index {
     endpoints: Watches<Key, EndpointsKey, Arc<Snapshot<Endpoints>>>,
     service_profiles: Watches<Key, ProfileKey, Arc<Snapshot<ServiceProfile>>>,
     endpoint_profiles: Watches<IpAddr, u16, Option<Arc<Snapshot<EndpointProfile>>>>,
+    /// Where the hostnames of a Service's endpoints lead.
+    hostnames: Watches<Key, String, Option<IpAddr>>,
     inbound: Watches<Key, u16, Option<Arc<Snapshot<InboundServer>>>>,
     inbound_external: Watches<Key, u16, Option<Arc<Snapshot<InboundServer>>>>,
     outbound: Watches<IpAddr, OutboundKey, Option<Arc<Snapshot<OutboundPolicy>>>>,
@@ -183,6 +185,7 @@ impl Index {
             endpoints: Watches::default(),
             service_profiles: Watches::default(),
             endpoint_profiles: Watches::default(),
+            hostnames: Watches::default(),
             inbound: Watches::default(),
             inbound_external: Watches::default(),
             outbound: Watches::default(),
@@ -248,9 +251,11 @@ impl Index {
         self.store.service_by_ip(ip)
     }
 
-    /// The address of a Service's endpoint with this hostname.
-    pub fn pod_of_service(&self, service: &Key, hostname: &str) -> Option<IpAddr> {
-        self.store.pod_of_service(service, hostname)
+    /// The address of a Service's endpoint with this hostname. `None` if there is no such endpoint; the value becomes
+    /// `None` when that is so.
+    pub fn watch_pod_of_service(&mut self, service: &Key, hostname: &str) -> Option<watch::Receiver<Option<IpAddr>>> {
+        let Self { hostnames, store, .. } = self;
+        hostnames.subscribe_known(service, hostname.to_owned(), |hostname| store.pod_of_service(service, hostname))
     }
 
     /// Whether a client may ask for the endpoints of this port: a Service has views of a few ports only that it does
@@ -321,7 +326,8 @@ impl Index {
     }
 
     /// The profile of an address that belongs to no Service. The snapshot is `None` while nothing is known:
-    /// clients keep what they have.
+    /// clients keep what they have. The subscription ends, and the client is to ask again, when a Service gets or loses
+    /// the address.
     ///
     /// # Errors
     /// When several pods or ExternalWorkloads have the address.
@@ -396,6 +402,9 @@ impl Index {
             self.endpoints.end_in(service, |key| !key.client.suits(local));
         }
         dirty.end_outbound(store, cluster, &mut self.outbound, &mut self.outbound_names);
+        for ip in &dirty.reassigned {
+            self.endpoint_profiles.end_in(ip, |_| true);
+        }
         for service in &dirty.redirected {
             self.endpoints.end_in(service, |_| true);
         }
@@ -406,6 +415,10 @@ impl Index {
             });
         }
         for service in &dirty.endpoints {
+            self.hostnames.update(service, |hostname, old| {
+                let new = store.pod_of_service(service, hostname);
+                (*old != new).then_some(new)
+            });
             let mut known = Known::of(self.endpoints.values(service));
             self.endpoints.update(service, |key, old| {
                 let new = endpoints::compute(store, cluster, service, key, &mut known);

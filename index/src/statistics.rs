@@ -160,6 +160,7 @@ impl Index {
             ("endpoints", views(&self.endpoints)),
             ("service_profiles", views(&self.service_profiles)),
             ("endpoint_profiles", workloads),
+            ("hostnames", views(&self.hostnames)),
             ("inbound_policies", views(&self.inbound)),
             ("inbound_policies_of_external_workloads", views(&self.inbound_external)),
             ("outbound_policies", views(&self.outbound)),

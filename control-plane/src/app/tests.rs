@@ -13,7 +13,9 @@ use tokio::{
 use tonic::{Code, Streaming, transport::Channel};
 use weft_k8s_api::support::{self, State};
 use weft_proto::linkerd::{
-    destination::{GetDestination, Update, destination_client::DestinationClient, protocol_hint, update},
+    destination::{
+        DestinationProfile, GetDestination, Update, destination_client::DestinationClient, protocol_hint, update,
+    },
     identity::{CertifyRequest, identity_client::IdentityClient},
     inbound::{
         PortSpec, inbound_server_policies_client::InboundServerPoliciesClient, proxy_protocol as inbound_protocol,
@@ -311,6 +313,42 @@ async fn profiles_of_services_pods_and_bare_addresses() {
     };
     assert_eq!((profile.group.as_str(), profile.kind.as_str()), ("linkerd.io", ""));
     assert_eq!((profile.namespace.as_str(), profile.name.as_str()), ("shop", "web.shop.svc.cluster.local"));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn the_profile_of_a_name_or_an_address_ends_when_it_leads_elsewhere() {
+    let world = World::start().await;
+    let mut client = DestinationClient::new(channel(world.bound.destination).await);
+    let named = |ip: &str| {
+        let slice = slice(&[("web-1", ip)]).replace("{addresses", "{hostname: db-0, addresses");
+        world.write("web.yaml", &(SERVICE.to_owned() + &pod("web-1", ip) + &slice));
+    };
+    named("10.244.0.1");
+    let name = "db-0.web.shop.svc.cluster.local:8080";
+    let mut stream =
+        eventually(name, DEADLINE, async || client.clone().get_profile(destination(name)).await).await.into_inner();
+    let at = |profile: DestinationProfile| {
+        let addr = profile.endpoint.unwrap().addr.unwrap();
+        std::net::SocketAddr::try_from(addr).unwrap().to_string()
+    };
+    assert_eq!(at(next(&mut stream).await.unwrap()), "10.244.0.1:8080");
+    named("10.244.0.2");
+    // It may still say that the pod is gone.
+    while next(&mut stream).await.is_some() {}
+    let mut stream = client.get_profile(destination(name)).await.unwrap().into_inner();
+    assert_eq!(at(next(&mut stream).await.unwrap()), "10.244.0.2:8080");
+
+    let mut stream = client.get_profile(destination("10.96.0.9:80")).await.unwrap().into_inner();
+    assert_eq!(next(&mut stream).await.unwrap().fully_qualified_name, "");
+    world.write(
+        "late.yaml",
+        "{apiVersion: v1, kind: Service, metadata: {name: late, namespace: shop}, \
+         spec: {clusterIP: 10.96.0.9, ports: [{port: 80}]}}",
+    );
+    assert_eq!(next(&mut stream).await, None, "the client is to ask again");
+    let mut stream = client.get_profile(destination("10.96.0.9:80")).await.unwrap().into_inner();
+    assert_eq!(next(&mut stream).await.unwrap().fully_qualified_name, "late.shop.svc.cluster.local");
     world.stop().await;
 }
 

@@ -117,11 +117,37 @@ fn an_address_that_moves_to_another_pod_is_announced_again() {
 
 #[test]
 fn a_pods_dns_name_leads_to_its_address() {
-    let mut named = slice("web", &[("web-1", "10.244.0.1"), ("web-2", "10.244.0.2")], 8080);
-    merge(&mut named["endpoints"][1], json!({"hostname": "web-2"}));
-    let world = world_with(named, pod("web-2", "10.244.0.2", json!({})));
-    assert_eq!(world.index().pod_of_service(&web(), "web-2"), Some("10.244.0.2".parse().unwrap()));
-    assert_eq!(world.index().pod_of_service(&web(), "web-1"), None);
+    let named = |ip: &str| {
+        let mut named = slice("web", &[("web-1", "10.244.0.1"), ("web-2", ip)], 8080);
+        merge(&mut named["endpoints"][1], json!({"hostname": "web-2"}));
+        named
+    };
+    let world = world_with(named("10.244.0.2"), pod("web-2", "10.244.0.2", json!({})));
+    let mut rx = world.index().watch_pod_of_service(&web(), "web-2").unwrap();
+    assert_eq!(*rx.borrow(), Some("10.244.0.2".parse().unwrap()));
+    assert!(world.index().watch_pod_of_service(&web(), "web-1").is_none());
+    world.apply(named("10.244.0.3"));
+    assert_eq!(changed(&mut rx), Some(Some("10.244.0.3".parse().unwrap())));
+    world.delete(Kind::EndpointSlice, "shop", "web-1");
+    assert_eq!(changed(&mut rx), Some(None));
+    assert!(world.index().watch_pod_of_service(&web(), "web-2").is_none());
+}
+
+#[test]
+fn the_profile_of_an_address_ends_when_a_service_gets_or_loses_it() {
+    let world = World::new();
+    let profile = || world.index().watch_endpoint_profile(addr("10.96.0.1:80")).unwrap();
+    let ends = |rx: &watch::Receiver<_>| rx.has_changed().is_err();
+    let before = profile();
+    world.apply(service("web", "10.96.0.2", json!({})));
+    assert!(!ends(&before), "it has another address");
+    world.apply(service("web", "10.96.0.1", json!({})));
+    assert!(ends(&before));
+    let meanwhile = profile();
+    world.apply(service("web", "10.96.0.1", json!({"ports": [{"port": 81}]})));
+    assert!(!ends(&meanwhile));
+    world.delete(Kind::Service, "shop", "web");
+    assert!(ends(&meanwhile));
 }
 
 #[test]
