@@ -337,7 +337,14 @@ impl Rotation {
     }
 
     fn plan_theirs(&self, now: SystemTime, pair: Pair, configuration: &Configuration, names: &[String]) -> Plan {
-        let mut plan = Plan { ready: configuration.trusts(&pair), ..Plan::default() };
+        let trusted = configuration.trusts(&pair);
+        let accepted = |pair: &Pair| {
+            now < pair.not_after && names.iter().all(|name| pair.covers(name)) && configuration.trusts(pair)
+        };
+        // The authority of a new certificate may reach `caBundle` after the certificate has reached the Secret.
+        let kept = self.serving.as_ref().filter(|serving| accepted(serving) && !accepted(&pair));
+        let wake = kept.map(|serving| serving.not_after);
+        let mut plan = Plan { ready: trusted || kept.is_some(), wake, ..Plan::default() };
         let (secret, namespace, hooks) = (self.webhook.secret, &self.namespace, self.webhook.configuration);
         plan.problem = if now >= pair.not_after {
             Some(format!("Secret {secret} in namespace {namespace}: the certificate in tls.crt has expired, renew it"))
@@ -346,7 +353,7 @@ impl Rotation {
                 "Secret {secret} in namespace {namespace}: the certificate in tls.crt is not for {name}, by which the API \
                  server calls; issue it for that DNS name"
             ))
-        } else if !plan.ready {
+        } else if !trusted {
             Some(format!(
                 "{hooks}: caBundle does not hold the authority that signed tls.crt of Secret {secret}, set it there (the \
                  chart's value caBundle) or empty the Secret to have a certificate generated"
@@ -355,7 +362,7 @@ impl Rotation {
             plan.wake = Some(pair.not_after);
             None
         };
-        if self.serving.as_ref().is_none_or(|serving| !serving.same(&pair)) {
+        if kept.is_none() && self.serving.as_ref().is_none_or(|serving| !serving.same(&pair)) {
             plan.steps.push(Step::Serve(pair));
         }
         plan

@@ -240,6 +240,27 @@ fn a_supplied_certificate_is_served_and_the_configuration_left_alone() {
 }
 
 #[test]
+fn a_supplied_certificate_of_another_authority_is_served_when_it_is_trusted() {
+    let theirs = |made: &serving::Generated| {
+        secret(&[("tls.crt", made.certificate.as_str()), ("tls.key", made.key.as_str())], None)
+    };
+    let (old, new) = (made(NAME), made(NAME));
+    let mut fixture = Fixture::new(Some(&theirs(&old)));
+    fixture.configure(old.authority.as_bytes());
+    assert_eq!(fixture.step(Duration::ZERO).0, ["serve"]);
+    fixture.rotation.observe_secret(Some(&theirs(&new)));
+    let (steps, plan) = fixture.step(Duration::ZERO);
+    assert!(steps.is_empty() && plan.ready, "the old one is trusted: {plan:?}");
+    assert!(plan.problem.unwrap().contains("caBundle does not hold the authority"));
+    fixture.configure(new.authority.as_bytes());
+    let (steps, plan) = fixture.step(Duration::ZERO);
+    assert!(steps == ["serve"] && plan.ready && plan.problem.is_none(), "{plan:?}");
+    // The opposite: the served one is of no use any more.
+    fixture.rotation.observe_secret(Some(&theirs(&old)));
+    assert_eq!(fixture.step(2 * HOUR).0, ["serve"]);
+}
+
+#[test]
 fn a_generated_certificate_follows_the_name_by_which_it_is_called() {
     let other = made("other.linkerd.svc");
     let mut fixture = Fixture::new(Some(&ours(&other, &other.authority)));
