@@ -36,15 +36,21 @@ pub(super) fn step(
     settings: &EndpointSettings,
 ) -> Next {
     Next::Send(match sent {
-        None => endpoints.whole(|endpoints| change(&Endpoints::default(), endpoints, settings)),
+        None => endpoints.whole(|endpoints| whole(endpoints, settings)),
         Some(sent) => endpoints.since(sent, |old, new| change(old, new, settings)),
     })
 }
 
-/// The updates from one state to another; an endpoint that changed in any way is added again.
-///
-/// A Service without endpoints sends nothing at all, and its deletion sends one `Remove`. Linkerd never sends
-/// `no_endpoints`; a proxy that receives it fails fast instead of waiting.
+/// An `Add` of all endpoints, also if there are none: a client that comes back drops those of its last stream. Linkerd
+/// sends nothing then, and its proxy ignores an empty `Add`. Neither control plane sends `no_endpoints`; a proxy that
+/// receives it fails fast instead of waiting.
+fn whole(endpoints: &Endpoints, settings: &EndpointSettings) -> Bytes {
+    let all = endpoints.by_addr.values().map(|endpoint| &**endpoint);
+    grpc::frame(&AddUpdate { add: Some(added(endpoints, all, settings)) })
+}
+
+/// The updates from one state to another; an endpoint that changed in any way is added again. The deletion of a Service
+/// sends one `Remove`.
 fn change(old: &Endpoints, new: &Endpoints, settings: &EndpointSettings) -> Bytes {
     let changed = new.by_addr.values().map(|endpoint| &**endpoint).filter(|endpoint| !has(old, new, endpoint));
     let gone = old.by_addr.keys().filter(|addr| !new.by_addr.contains_key(addr));
@@ -64,15 +70,22 @@ pub(super) fn add<'a>(
     some: impl IntoIterator<Item = &'a SharedEndpoint>,
     settings: &EndpointSettings,
 ) -> Option<Bytes> {
+    let add = added(endpoints, some, settings);
+    (!add.addrs.is_empty()).then(|| grpc::frame(&AddUpdate { add: Some(add) }))
+}
+
+fn added<'a>(
+    endpoints: &Endpoints,
+    some: impl IntoIterator<Item = &'a SharedEndpoint>,
+    settings: &EndpointSettings,
+) -> Add {
     let form = |endpoint: &SharedEndpoint| {
         let locality = endpoints.locality(endpoint);
         endpoint.form(locality, |endpoint| {
             message::weighted_addr(endpoint, Some(locality), settings).encode_to_vec().into()
         })
     };
-    let addrs: Vec<_> = some.into_iter().map(form).collect();
-    (!addrs.is_empty())
-        .then(|| grpc::frame(&AddUpdate { add: Some(Add { addrs, metric_labels: endpoints.labels.clone() }) }))
+    Add { addrs: some.into_iter().map(form).collect(), metric_labels: endpoints.labels.clone() }
 }
 
 /// A `Remove`, unless nothing is gone.
@@ -146,6 +159,18 @@ pub(super) mod tests {
         // The client's zone became known, or another.
         check(&both, &Endpoints { client_zone: None, ..both.clone() }, "+1+2").await;
         check(&both, &Endpoints { client_zone: Some("c".to_owned()), ..both.clone() }, "+1").await;
+    }
+
+    #[tokio::test]
+    async fn the_first_message_has_every_endpoint_and_is_sent_without_any() {
+        let one: &[(&str, bool, &str)] = &[("10.0.0.1:1", false, "a")];
+        for endpoints in [&[][..], one] {
+            let first = Arc::new(Snapshot::first(state(endpoints)));
+            let Next::Send(frames) = step(None, &first, &EndpointSettings::default()) else { panic!("an end") };
+            let updates = updates(frames).await;
+            let [Update { update: Some(update::Update::Add(set)) }] = &updates[..] else { panic!("{updates:?}") };
+            assert_eq!((set.addrs.len(), set.metric_labels["service"].as_str()), (endpoints.len(), "web"));
+        }
     }
 
     #[tokio::test]

@@ -521,24 +521,28 @@ impl Updates {
         assert_eq!(seen, expected);
     }
 
-    /// The next update: `+` and `-` with addresses.
+    /// The next update with an address: `+` and `-` with addresses. The first answer about a Service without endpoints
+    /// has none.
     pub(crate) async fn next(&mut self) -> String {
         self.next_within(PATIENCE).await
     }
 
     /// The same, for what takes longer.
     pub(crate) async fn next_within(&mut self, patience: Duration) -> String {
-        let waiting = tokio::time::timeout(patience, self.stream.message());
-        let update = waiting.await.expect("an update in time").unwrap().expect("the stream goes on").update.unwrap();
-        self.last = Some(update.clone());
         let addr = |addr: weft_proto::linkerd::net::TcpAddress| SocketAddr::try_from(addr).unwrap().to_string();
-        let mut parts: Vec<_> = match update {
-            update::Update::Add(set) => {
-                set.addrs.into_iter().map(|one| format!("+{}", addr(one.addr.unwrap()))).collect()
-            }
-            update::Update::Remove(set) => set.addrs.into_iter().map(|one| format!("-{}", addr(one))).collect(),
-            update::Update::NoEndpoints(_) => vec!["none".to_owned()],
-        };
+        let mut parts = Vec::new();
+        while parts.is_empty() {
+            let waiting = tokio::time::timeout(patience, self.stream.message()).await.expect("an update in time");
+            let update = waiting.unwrap().expect("the stream goes on").update.unwrap();
+            self.last = Some(update.clone());
+            parts = match update {
+                update::Update::Add(set) => {
+                    set.addrs.into_iter().map(|one| format!("+{}", addr(one.addr.unwrap()))).collect()
+                }
+                update::Update::Remove(set) => set.addrs.into_iter().map(|one| format!("-{}", addr(one))).collect(),
+                update::Update::NoEndpoints(_) => vec!["none".to_owned()],
+            };
+        }
         parts.sort();
         parts.join(" ")
     }

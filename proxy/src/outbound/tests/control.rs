@@ -107,6 +107,21 @@ async fn the_last_endpoints_stay_until_a_new_stream_replaces_them() {
 }
 
 #[tokio::test]
+async fn endpoints_that_are_gone_when_the_stream_is_back_are_no_longer_used() {
+    let control = Control::default();
+    let service = "10.1.7.2:80".parse().unwrap();
+    control.policies.lock().insert(service, policy(SERVICE, vec![]));
+    control.update(SERVICE, add(vec![endpoint(named("old").await, None)]));
+    let proxy = Proxy::start(service, control).await;
+    assert_eq!(proxy.who().await, "old");
+    proxy.control.replace(SERVICE, add(vec![]));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while proxy.who().await != "504" {
+        assert!(Instant::now() < deadline, "the old endpoint is still used");
+    }
+}
+
+#[tokio::test]
 async fn a_destination_is_used_when_policy_and_profile_are_known_which_are_asked_for_at_once() {
     for silent in [Call::Policy, Call::Profile] {
         let control = Control::default();

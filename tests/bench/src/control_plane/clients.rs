@@ -215,7 +215,7 @@ impl Specs {
             let dialled = SocketAddrV4::new(service.cluster_ip, PORT);
             let name = format!("{}.{}.svc.cluster.local:{PORT}", Plan::service_name(*target), plan.namespace(*target));
             let spec = |method, request| Spec { method, request, has_answer: true };
-            // A Service without endpoints sends nothing until it has one.
+            // About a Service without endpoints, the first message is empty, and older versions send none.
             let has_answer = service.has_endpoints;
             destination.push(Spec { has_answer, ..spec(Method::Get, wire::get(&name, &token)) });
             destination.push(spec(Method::GetProfile, wire::get_profile(dialled, &token)));
