@@ -9,7 +9,7 @@ use k8s_openapi::{
     },
     apimachinery::pkg::util::intstr::IntOrString,
 };
-use weft_k8s_api::{labels, workload::ExternalWorkload};
+use weft_k8s_api::{labels, names, workload::ExternalWorkload};
 
 /// Protocol of ports without one.
 const TCP: &str = "TCP";
@@ -122,7 +122,8 @@ fn endpoint(service: &Service, workload: &ExternalWorkload, ip: IpAddr) -> Endpo
     Endpoint {
         addresses: vec![ip.to_string()],
         conditions: Some(EndpointConditions { ready: Some(ready), serving: Some(ready), terminating: Some(false) }),
-        hostname: metadata.name.clone().filter(|_| is_headless(service)),
+        // The API server refuses a whole slice for a hostname that is not a DNS label.
+        hostname: metadata.name.clone().filter(|name| is_headless(service) && names::is_label(name)),
         zone: metadata.labels.as_ref().and_then(|all| all.get(labels::ZONE)).cloned(),
         target_ref: Some(ObjectReference {
             kind: Some("ExternalWorkload".to_owned()),

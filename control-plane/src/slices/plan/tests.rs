@@ -161,6 +161,21 @@ fn who_is_selected() {
 }
 
 #[test]
+fn endpoints_of_a_headless_service_have_the_hostnames_that_can_be_ones() {
+    let mut world = World::new();
+    world.apply(&service("web", json!({"clusterIP": "None"})));
+    let long = "a".repeat(64);
+    for (name, ip) in [("vm", "192.0.2.1"), ("vm.rack-1", "192.0.2.2"), (long.as_str(), "192.0.2.3")] {
+        world.apply(&workload(name, &[ip], http(), true));
+    }
+    assert_eq!(world.settle(), ["+IPv4 3"]);
+    let endpoints = world.only().endpoints.iter().flatten();
+    let mut hostnames: Vec<_> = endpoints.map(|one| (one.addresses[0].as_str(), one.hostname.as_deref())).collect();
+    hostnames.sort_unstable();
+    assert_eq!(hostnames, [("192.0.2.1", Some("vm")), ("192.0.2.2", None), ("192.0.2.3", None)]);
+}
+
+#[test]
 fn a_service_that_loses_its_selector_loses_its_slices() {
     let mut world = World::new();
     world.apply(&workload("vm", &["192.0.2.1"], http(), true));
