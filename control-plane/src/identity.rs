@@ -104,7 +104,7 @@ impl Certifier {
                 let note = format!(
                     "{problem}; set identity.issuer.tls.crtPEM and keyPEM, or identityTrustAnchorsPEM, to new ones"
                 );
-                self.events.warning(issuer::VALIDATION_FAILED, note, regarding);
+                self.events.repeated_warning(issuer::VALIDATION_FAILED, note, regarding);
             }
             return Err(Status::unknown(problem));
         }

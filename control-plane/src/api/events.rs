@@ -26,12 +26,16 @@ const MAX_PENDING: usize = 64;
 /// stores each of them. Warnings are not among them; those wait for [`MAX_PENDING`] alone.
 const NORMAL: Rate = Rate { burst: 200.0, per_second: 10.0 };
 
+/// Warnings that any client can cause, as often as it asks: one a minute.
+const REPEATED: Rate = Rate { burst: 1.0, per_second: 1.0 / 60.0 };
+
 /// Publishes Events as one component; without an API (the sandbox), drops them.
 #[derive(Clone)]
 pub(crate) struct Events {
     recorder: Option<Recorder>,
     pending: Arc<Semaphore>,
     normal: Arc<Mutex<Allowance>>,
+    repeated: Arc<Mutex<Allowance>>,
 }
 
 impl Events {
@@ -44,8 +48,9 @@ impl Events {
 
     /// Drops every Event.
     pub(crate) fn none() -> Self {
-        let normal = Allowance::new(NORMAL, Instant::now());
-        Self { recorder: None, pending: Arc::new(Semaphore::new(MAX_PENDING)), normal: Arc::new(Mutex::new(normal)) }
+        let full = |rate| Arc::new(Mutex::new(Allowance::new(rate, Instant::now())));
+        let pending = Arc::new(Semaphore::new(MAX_PENDING));
+        Self { recorder: None, pending, normal: full(NORMAL), repeated: full(REPEATED) }
     }
 
     /// Publishes in the background that something went well, unless there are too many of these.
@@ -59,6 +64,13 @@ impl Events {
     /// Publishes in the background that somebody should act.
     pub(crate) fn warning(&self, reason: &'static str, note: String, regarding: ObjectReference) {
         self.spawn(EventType::Warning, reason, note, regarding);
+    }
+
+    /// As [`Self::warning`], for what every request finds again: at most one a minute.
+    pub(crate) fn repeated_warning(&self, reason: &'static str, note: String, regarding: ObjectReference) {
+        if self.repeated.lock().take(Instant::now()) {
+            self.warning(reason, note, regarding);
+        }
     }
 
     #[expect(clippy::disallowed_methods, reason = "an event is worth no wait at the end")]
@@ -97,4 +109,35 @@ fn shortened(mut note: String) -> String {
         note.truncate(note.floor_char_boundary(MAX_NOTE));
     }
     note
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        convert::Infallible,
+        sync::atomic::{AtomicUsize, Ordering},
+        time::Duration,
+    };
+
+    use kube::client::Body;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_warning_that_every_request_causes_is_published_once_a_minute() {
+        let sent = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&sent);
+        let api = tower::service_fn(move |_: http::Request<Body>| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            std::future::ready(Ok::<_, Infallible>(http::Response::new(Body::empty())))
+        });
+        let events = Events::new(Client::new(api, "default"), "identity");
+        for minute in 1..=3 {
+            for _ in 0..100 {
+                events.repeated_warning("IssuerValidationFailed", "expired".to_owned(), ObjectReference::default());
+            }
+            tokio::time::sleep(Duration::from_secs(61)).await;
+            assert_eq!(sent.load(Ordering::Relaxed), minute);
+        }
+    }
 }
