@@ -146,6 +146,12 @@ pub(crate) fn object(request: &AdmissionRequest<DynamicObject>) -> serde_json::R
     serde_json::to_value(&request.object)
 }
 
+/// Whether there is nothing to check: no object, or one that is being deleted. A controller that removes its finalizer
+/// from such an object cannot correct the rest of it.
+fn needs_no_check(request: &AdmissionRequest<DynamicObject>) -> bool {
+    request.object.as_ref().is_none_or(|object| object.metadata.deletion_timestamp.is_some())
+}
+
 /// Allows, with a warning for each part that Weft does not act on.
 fn warned(request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
     let mut response = AdmissionResponse::from(request);
@@ -161,4 +167,32 @@ fn denied(request: &AdmissionRequest<DynamicObject>, message: impl ToString) -> 
     response.result.code = 400;
     response.result.reason = kube::core::response::reason::BAD_REQUEST.to_owned();
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_invalid_object_is_refused_unless_it_is_being_deleted() {
+        let invalid = json!({"podSelector": {}, "port": 80, "accessPolicy": "everybody"});
+        for (admission, group, kind, spec) in [
+            (Admission::Policies, weft_k8s_api::policy::GROUP, "Server", invalid),
+            (Admission::Profiles, weft_k8s_api::profile::GROUP, "ServiceProfile", json!({"routes": 1})),
+        ] {
+            let is_allowed = async |deleted: Value| {
+                let metadata = json!({"name": "x", "namespace": "shop", "deletionTimestamp": deleted});
+                let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+                    "uid": "u", "kind": {"group": group, "version": "v1", "kind": kind},
+                    "resource": {"group": group, "version": "v1", "resource": "x"}, "name": "x", "namespace": "shop",
+                    "operation": "UPDATE", "userInfo": {}, "dryRun": false, "object": {
+                        "apiVersion": format!("{group}/v1"), "kind": kind, "metadata": metadata, "spec": spec}}});
+                admission.answer(&server::read(&serde_json::to_vec(&review).unwrap()).unwrap()).await.allowed
+            };
+            assert!(!is_allowed(Value::Null).await, "{kind}");
+            assert!(is_allowed(json!("2026-01-01T00:00:00Z")).await, "{kind}");
+        }
+    }
 }

@@ -14,16 +14,16 @@ use weft_k8s_api::{
     policy::{GROUP, route::GATEWAY_GROUP, validate},
 };
 
-use super::{denied, object, warned};
+use super::{denied, needs_no_check, object, warned};
 
 /// What the mesh makes of a route that it cannot read: something that takes no request stands for it.
 const UNREADABLE_ROUTE: &str = "in the mesh, the route takes no request, and a Server that it names serves nothing by \
                                 default; its last readable state stays in force until the control plane restarts";
 
-/// Allows a valid policy resource or route, and kinds that are not policy.
+/// Allows a valid policy resource or route, one that is being deleted, and kinds that are not policy.
 pub(super) fn answer(request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
     let (group, kind) = (request.kind.group.as_str(), request.kind.kind.as_str());
-    if request.object.is_none() || !matches!(group, GROUP | GATEWAY_GROUP) {
+    if needs_no_check(request) || !matches!(group, GROUP | GATEWAY_GROUP) {
         return request.into();
     }
     let checked = match object(request) {

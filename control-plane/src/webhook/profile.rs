@@ -6,11 +6,11 @@ use kube::core::{
 };
 use weft_k8s_api::profile::{self, GROUP};
 
-use super::{denied, object, warned};
+use super::{denied, needs_no_check, object, warned};
 
-/// Allows a valid ServiceProfile, and objects of other kinds.
+/// Allows a valid ServiceProfile, one that is being deleted, and objects of other kinds.
 pub(super) fn answer(request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
-    if request.object.is_none() || request.kind.group != GROUP || request.kind.kind != "ServiceProfile" {
+    if needs_no_check(request) || request.kind.group != GROUP || request.kind.kind != "ServiceProfile" {
         return request.into();
     }
     let read = object(request).map_err(|error| error.to_string());
