@@ -121,6 +121,9 @@ impl Index {
             Kind::TcpRoute => self.set_route(RouteKind::Tcp, key, None),
             Kind::ReferenceGrant => self.set_reference_grant(key, None),
         }
+        if let Some(namespace) = &reference.namespace {
+            self.store.forget_policies(namespace);
+        }
     }
 
     /// A route changes the policy of its parents: those that it has and those that it had.

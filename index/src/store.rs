@@ -121,6 +121,17 @@ pub(super) struct NamespacePolicies {
     pub(super) rate_limits_of_server: Table<String, String>,
 }
 
+impl NamespacePolicies {
+    fn is_empty(&self) -> bool {
+        self.servers.iter().next().is_none()
+            && self.authorizations.is_empty()
+            && self.server_authorizations.is_empty()
+            && self.mesh_tls.is_empty()
+            && self.networks.is_empty()
+            && self.rate_limits.is_empty()
+    }
+}
+
 /// An AuthorizationPolicy.
 #[derive(PartialEq)]
 pub(super) struct Authz {
@@ -387,6 +398,13 @@ impl Store {
 
     pub(super) fn policies_mut(&mut self, namespace: &str) -> &mut NamespacePolicies {
         self.namespaces.entry(namespace.to_owned()).or_default()
+    }
+
+    /// Drops the tables of a namespace that has no policies any more.
+    pub(super) fn forget_policies(&mut self, namespace: &str) {
+        if self.policies(namespace).is_some_and(NamespacePolicies::is_empty) {
+            self.namespaces.remove(namespace);
+        }
     }
 }
 

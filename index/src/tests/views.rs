@@ -1,4 +1,4 @@
-//! Which clients share a view of a Service's endpoints, and when they have to ask again.
+//! Which clients share a view of a Service's endpoints, when they have to ask again, and what is not kept.
 
 use super::{
     destination::{addrs, key, node, on_node, web},
@@ -87,4 +87,27 @@ fn clients_ask_again_when_their_place_counts_differently() {
     assert!(watch(&zoned).borrow().by_addr.is_empty());
     world.apply(service("web", "10.96.0.1", json!({})));
     assert!(ended(&in_zone));
+}
+
+#[test]
+fn a_namespace_without_policies_leaves_nothing() {
+    let world = World::new();
+    let server = super::policy::target("s");
+    let policies = [
+        (Kind::Server, "v1beta3", json!({"podSelector": {}, "port": 8080})),
+        (Kind::ServerAuthorization, "v1beta1", json!({"server": {"name": "s"}, "client": {"unauthenticated": true}})),
+        (Kind::AuthorizationPolicy, "v1alpha1", json!({"targetRef": server, "requiredAuthenticationRefs": []})),
+        (Kind::MeshTLSAuthentication, "v1alpha1", json!({"identities": ["*"]})),
+        (Kind::NetworkAuthentication, "v1alpha1", json!({"networks": [{"cidr": "10.0.0.0/8"}]})),
+        (Kind::HttpLocalRateLimitPolicy, "v1alpha1", json!({"targetRef": server, "total": {"requestsPerSecond": 1}})),
+    ];
+    for (kind, version, spec) in &policies {
+        world.apply(super::policy::rule(kind.name(), version, "x", spec.clone()));
+    }
+    for (kind, ..) in &policies {
+        assert_eq!(world.index().store.namespaces.len(), 1, "before the last {kind} is deleted");
+        world.delete(*kind, "shop", "x");
+    }
+    world.delete(Kind::Server, "ops", "never-there");
+    assert!(world.index().store.namespaces.is_empty());
 }
