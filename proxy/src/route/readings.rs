@@ -1,8 +1,9 @@
 //! The other paths that an application may read where a client sends one.
 //!
 //! Routes match a path as it was sent, as in Linkerd. Applications differ: most decode it before they route it, and
-//! many merge slashes or drop the parameters of segments, some before they decode and some afterwards. Without a look
-//! at these readings, `/%61dmin` would take the route of `/` and reach the application's `/admin`.
+//! many merge slashes or drop the parameters of segments, some before they decode and some afterwards. Some parse it as
+//! a reference to a URL, of which `//` begins the host. Without a look at these readings, `/%61dmin` and `//x/admin`
+//! would take the route of `/` and reach the application's `/admin`.
 //!
 //! Owns the readings. Refuses to know routes.
 
@@ -21,7 +22,7 @@ type Step = fn(&str) -> String;
 
 /// The steps of each reading. The order matters: in `/a;%2Fb`, the parameter is `%2Fb` before decoding and empty after
 /// it.
-const READINGS: [&[Step]; 8] = [
+const READINGS: [&[Step]; 11] = [
     &[decode_needless],
     &[decode],
     &[decode, backslashes, drop_parameters, merge],
@@ -31,6 +32,10 @@ const READINGS: [&[Step]; 8] = [
     &[drop_parameters, decode, backslashes, merge],
     // Tomcat's (`CoyoteAdapter.postParseRequest`).
     &[drop_parameters, decode, merge],
+    // RFC 3986 section 4.2, as PHP, Python and Ruby read it, and the same where `\` is a slash, as in Node (WHATWG).
+    &[drop_authority, decode, drop_parameters, merge],
+    &[backslashes, drop_authority, drop_parameters, decode, merge],
+    &[decode, backslashes, drop_parameters, drop_authority, merge],
 ];
 
 impl Reading {
@@ -110,6 +115,13 @@ fn drop_parameters(path: &str) -> String {
     segments.join("/")
 }
 
+/// Drops the first segment of a path that begins with several slashes, where it is the host of a URL.
+fn drop_authority(path: &str) -> String {
+    let Some(rest) = path.strip_prefix("//") else { return path.to_owned() };
+    let rest = rest.trim_start_matches('/');
+    rest.find('/').map_or("/", |end| &rest[end..]).to_owned()
+}
+
 /// Drops empty segments, except the last: a slash at the end stays.
 fn merge(path: &str) -> String {
     let mut segments: Vec<_> = path.split('/').filter(|segment| !segment.is_empty()).collect();
@@ -153,7 +165,10 @@ mod tests {
             ("/%61dmin", &["/admin"][..]),
             ("/%61%2Fb", &["/a%2Fb", "/a/b"]),
             ("/a%2Fb%3b/c", &["/a/b;/c", "/a/b/c"]),
-            ("//admin", &["/admin"]),
+            ("//admin", &["/admin", "/"]),
+            ("//x/admin", &["/x/admin", "/admin"]),
+            (r"/\x/admin", &["/x/admin", "/admin"]),
+            ("///x//admin", &["/x/admin", "/admin"]),
             ("/admin;v=1/users", &["/admin/users"]),
             (r"/x\admin/", &["/x/admin/"]),
             ("/a//", &["/a/"]),
@@ -175,6 +190,10 @@ mod tests {
             (r"/x\secret;\y", "/x/secret"),
             (r"/x;\%79/;%2Fz", "/x/y/"),
             ("/a;%5Cb/c", "/a/c"),
+            ("//x%2Fy/%61dmin", "/admin"),
+            ("//x/one;%2Fx", "/one"),
+            (r"/\x;/admin", "/admin"),
+            (r"//x\y/admin", "/admin"),
         ] {
             assert!(read(path).iter().any(|read| read == expected), "{path}: {:?}", read(path));
         }
