@@ -37,8 +37,10 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
         return;
     }
     if headers.contains_key(CONNECTION) {
-        let named: Vec<HeaderName> =
-            tokens(headers, &CONNECTION).filter_map(|token| token.parse().ok()).filter(is_hop_by_hop).collect();
+        let named: Vec<HeaderName> = tokens(headers, &CONNECTION)
+            .filter_map(|token| HeaderName::from_bytes(token).ok())
+            .filter(is_hop_by_hop)
+            .collect();
         for name in named {
             headers.remove(name);
         }
@@ -65,11 +67,11 @@ fn is_hop_by_hop(name: &HeaderName) -> bool {
     !matches!(name, "host" | "content-length" | "transfer-encoding" | "te") && !name.starts_with("l5d-")
 }
 
-/// The elements of a list header, over all its fields.
-fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> + use<'a> {
+/// The elements of a list header, over all its fields. As bytes: one that is not text must not hide the others.
+fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a [u8]> + use<'a> {
     let fields = headers.get_all(name).into_iter();
-    let elements = fields.flat_map(|value| value.to_str().unwrap_or_default().split(','));
-    elements.map(str::trim).filter(|token| !token.is_empty())
+    let elements = fields.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+    elements.map(<[u8]>::trim_ascii).filter(|token| !token.is_empty())
 }
 
 /// Removes headers that HTTP/2 forbids (RFC 9113 section 8.2.2).
@@ -79,10 +81,25 @@ pub(crate) fn strip_for_http2(headers: &mut HeaderMap) {
     if !headers.contains_key(TE) {
         return;
     }
-    if tokens(headers, &TE).any(|coding| coding.eq_ignore_ascii_case("trailers")) {
+    if tokens(headers, &TE).any(|coding| coding.eq_ignore_ascii_case(b"trailers")) {
         headers.insert(TE, HeaderValue::from_static("trailers"));
     } else {
         headers.remove(TE);
+    }
+}
+
+/// Removes headers of one connection from a request that [`wants_upgrade`], except the protocols that it asks for. A
+/// CONNECT request asks for none.
+pub(crate) fn strip_for_upgrade<B>(request: &mut Request<B>) {
+    let is_connect = request.method() == Method::CONNECT;
+    let headers = request.headers_mut();
+    let protocols = HeaderValue::from_bytes(&tokens(headers, &UPGRADE).collect::<Vec<_>>().join(&b", "[..]));
+    strip_hop_by_hop(headers);
+    if let Ok(protocols) = protocols
+        && !is_connect
+    {
+        headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        headers.insert(UPGRADE, protocols);
     }
 }
 
@@ -96,12 +113,14 @@ pub(crate) fn wants_upgrade<B>(request: &Request<B>) -> bool {
         return true;
     }
     let headers = request.headers();
-    if !tokens(headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade")) {
+    if !tokens(headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case(b"upgrade")) {
         return false;
     }
     // A protocol may have a version: h2c, h2c/1.
-    let is_h2c =
-        |protocol: &str| protocol.split('/').next().is_some_and(|name| name.trim().eq_ignore_ascii_case("h2c"));
+    let is_h2c = |protocol: &[u8]| {
+        let name = protocol.split(|byte| *byte == b'/').next();
+        name.is_some_and(|name| name.trim_ascii().eq_ignore_ascii_case(b"h2c"))
+    };
     let mut protocols = tokens(headers, &UPGRADE).peekable();
     protocols.peek().is_some() && !protocols.any(is_h2c)
 }
@@ -200,7 +219,7 @@ mod tests {
             let mut request = Request::new(());
             *request.version_mut() = version;
             for (name, value) in pairs {
-                request.headers_mut().append(*name, HeaderValue::from_static(value));
+                request.headers_mut().append(*name, HeaderValue::from_bytes(value.as_bytes()).unwrap());
             }
             wants_upgrade(&request)
         };
@@ -217,8 +236,31 @@ mod tests {
             &[upgrade, ("upgrade", "websocket, H2C")],
             &[upgrade, ("upgrade", "websocket"), ("upgrade", "h2c")],
             &[upgrade, ("upgrade", "h2c/1, websocket")],
+            &[upgrade, ("upgrade", "websocket"), ("upgrade", "\u{ff}, h2c")],
+            &[("connection", "\u{ff}, upgrade"), ("upgrade", "\u{ff}, h2c, websocket")],
         ] {
             assert!(!request(Version::HTTP_11, h2c), "{h2c:?}");
+        }
+    }
+
+    #[test]
+    fn an_upgrade_keeps_its_protocols_alone() {
+        let mut sent = Request::new(());
+        *sent.headers_mut() = headers(&[
+            ("connection", "Upgrade, http2-settings, x-private, l5d-client-id"),
+            ("upgrade", "websocket,foo/2"),
+            ("http2-settings", "AAMAAABk"),
+            ("x-private", "1"),
+            ("l5d-client-id", "web.demo"),
+        ]);
+        sent.headers_mut().append("upgrade", HeaderValue::from_static(" bar ,"));
+        let id = ("l5d-client-id", "web.demo");
+        let expected = headers(&[("connection", "upgrade"), ("upgrade", "websocket, foo/2, bar"), id]);
+        for (method, expected) in [(Method::GET, expected), (Method::CONNECT, headers(&[id]))] {
+            let mut request = sent.clone();
+            *request.method_mut() = method;
+            strip_for_upgrade(&mut request);
+            assert_eq!(request.headers(), &expected);
         }
     }
 }

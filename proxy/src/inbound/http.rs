@@ -41,7 +41,9 @@ use crate::{
             response::CountResponse,
         },
         form,
-        headers::{CLIENT_ID, ORIG_PROTO, log_request, log_response, strip_hop_by_hop, wants_upgrade},
+        headers::{
+            CLIENT_ID, ORIG_PROTO, log_request, log_response, strip_for_upgrade, strip_hop_by_hop, wants_upgrade,
+        },
         in_flight::{ClientRequests, Permit},
         orig_proto::{downgrade_request, to_absolute_form, upgrade_response},
         respond::{Failure, RequestKind},
@@ -336,7 +338,9 @@ impl HttpConnection {
     ) -> Result<(Response<Body>, Option<CheckedOut>), SendError> {
         let method = request.method().clone();
         let client_side = (!kind.orig_proto && wants_upgrade(&*request)).then(|| hyper::upgrade::on(&mut *request));
-        if client_side.is_none() {
+        if client_side.is_some() {
+            strip_for_upgrade(&mut *request);
+        } else {
             strip_hop_by_hop(request.headers_mut());
         }
         // HTTP/1.0 servers may not keep connections as expected, and neither may servers of requests without a host.

@@ -25,7 +25,8 @@ use crate::{
         body::{Body, Observed, counted::Counted, error::is_own_reset},
         form,
         headers::{
-            CLIENT_ID, DST_CANONICAL, ORIG_PROTO, REQUIRE_ID, has_mesh_headers, strip_hop_by_hop, wants_upgrade,
+            CLIENT_ID, DST_CANONICAL, ORIG_PROTO, REQUIRE_ID, has_mesh_headers, strip_for_upgrade, strip_hop_by_hop,
+            wants_upgrade,
         },
         respond::{Failure, RequestKind},
         serve::{HttpVersion, Reset, ServerSettings, serve as serve_http},
@@ -106,7 +107,9 @@ impl Connection {
         let required = take_mesh_headers(&mut *request)?;
         let upgrades = wants_upgrade(&*request);
         let client_upgrade = upgrades.then(|| hyper::upgrade::on(&mut *request));
-        if !upgrades && request.version() != Version::HTTP_2 {
+        if upgrades {
+            strip_for_upgrade(&mut *request);
+        } else if request.version() != Version::HTTP_2 {
             strip_hop_by_hop(request.headers_mut());
         }
 

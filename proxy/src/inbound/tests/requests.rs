@@ -4,8 +4,12 @@ use super::*;
 
 /// Sends bytes as a client outside the mesh and reads until the connection ends.
 pub(super) async fn exchange(world: &World, request: &str) -> String {
+    exchange_bytes(world, request.as_bytes()).await
+}
+
+async fn exchange_bytes(world: &World, request: &[u8]) -> String {
     let mut stream = world.connect(Via::Plain, Some(ELSEWHERE)).await;
-    stream.write_all(request.as_bytes()).await.unwrap();
+    stream.write_all(request).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
     answer
@@ -40,13 +44,17 @@ async fn the_header_of_carried_http1_never_reaches_the_application() {
 #[tokio::test]
 async fn http2_is_not_smuggled_through_an_upgrade() {
     let world = World::new(http_app().await).await;
-    for upgrade in ["h2c", "mirror, h2c", "mirror\r\nupgrade: h2c"] {
-        let request = format!(
-            "GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade, http2-settings, close\r\n\
-             upgrade: {upgrade}\r\nhttp2-settings: AAMAAABk\r\n\r\n"
-        );
-        let answer = exchange(&world, &request).await;
-        assert!(answer.starts_with("HTTP/1.1 200 "), "{upgrade}: {answer}");
+    for (target, upgrade) in [
+        ("GET /", &b"h2c"[..]),
+        ("GET /", b"mirror, h2c"),
+        ("GET /", b"mirror\r\nupgrade: h2c"),
+        ("GET /", b"mirror\r\nupgrade: \xff, h2c"),
+        ("CONNECT a:80", b"h2c"),
+    ] {
+        let head = format!("{target} HTTP/1.1\r\nhost: a\r\nconnection: upgrade, http2-settings, close\r\nupgrade: ");
+        let request = [head.as_bytes(), upgrade, b"\r\nhttp2-settings: AAMAAABk\r\n\r\n"].concat();
+        let answer = exchange_bytes(&world, &request).await;
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{}: {answer}", request.escape_ascii());
     }
 }
 
