@@ -24,10 +24,14 @@ async fn routes_and_the_application_see_the_same_host() {
     let absolute = "GET http://allowed/ HTTP/1.1\r\nhost: secret\r\nconnection: close\r\n\r\n";
     let answer = exchange(&world, absolute).await;
     assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("host=allowed "), "{answer}");
+    let answer = exchange(&world, "GET http://secret:80@allowed/ HTTP/1.1\r\nhost: allowed\r\n\r\n").await;
+    assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
     for (host, expected) in [("secret", 400), ("allowed", 200)] {
         let request = Request::get("http://allowed/").header("host", host).body(()).unwrap();
         assert_eq!(world.get_http2(Via::Plain, Some(ELSEWHERE), request).await.0, expected, "{host}");
     }
+    let request = Request::get("http://secret:80@allowed/").body(()).unwrap();
+    assert_eq!(world.get_http2(Via::Plain, Some(ELSEWHERE), request).await.0, 400);
 }
 
 #[tokio::test]
