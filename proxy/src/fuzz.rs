@@ -19,7 +19,7 @@ use crate::{
         self,
         client_hello::{Hello, parse_client_hello},
     },
-    http::{headers, orig_proto},
+    http::{body::Body, headers, orig_proto},
     request::{
         classify::{Answer, MAX_RETRY_AFTER},
         overrides,
@@ -88,7 +88,7 @@ pub fn request(bytes: &[u8]) {
             request = request.header(name, value);
         }
     }
-    let Ok(mut request) = request.body(()) else { return };
+    let Ok(mut request) = request.body(Body::Empty) else { return };
     let version = request.version();
     let _ = headers::wants_upgrade(&request);
     let fallback = orig_proto::host(request.headers());

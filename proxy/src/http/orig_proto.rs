@@ -9,9 +9,10 @@
 
 use http::{
     HeaderMap, HeaderValue, Request, Response, Version,
-    header::HOST,
+    header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING},
     uri::{Authority, PathAndQuery, Scheme, Uri},
 };
+use http_body::Body;
 
 use super::headers::{ORIG_PROTO, strip_for_http2, strip_hop_by_hop};
 
@@ -38,11 +39,16 @@ pub(crate) fn upgrade_request<B>(request: &mut Request<B>) {
     *request.version_mut() = Version::HTTP_2;
 }
 
-/// Removes a carried request's header and restores version and form; `None` if the request is native HTTP/2.
-pub(crate) fn downgrade_request<B>(request: &mut Request<B>) -> Option<OrigProto> {
+/// Removes a carried request's header and restores version, form and chunks; `None` if the request is native HTTP/2.
+pub(crate) fn downgrade_request<B: Body>(request: &mut Request<B>) -> Option<OrigProto> {
     let value = request.headers_mut().remove(ORIG_PROTO)?;
     let orig = parse(&value)?;
     *request.version_mut() = orig.version;
+    // hyper leaves out the body of a GET or HEAD unless a header says that there is one. HTTP/1.0 has no chunks.
+    let has_length = request.body().is_end_stream() || request.headers().contains_key(CONTENT_LENGTH);
+    if orig.version == Version::HTTP_11 && !has_length {
+        request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+    }
     if !orig.absolute_form {
         to_origin_form(request);
     }
@@ -132,10 +138,13 @@ pub(crate) fn host(headers: &HeaderMap) -> Option<Authority> {
 
 #[cfg(test)]
 mod tests {
+    use http_body_util::Full;
+
     use super::*;
 
-    fn request(target: &str, version: Version) -> Request<()> {
-        Request::builder().uri(target).version(version).header("host", "web.demo").body(()).unwrap()
+    fn request(target: &str, version: Version, body: &'static str) -> Request<Full<&'static [u8]>> {
+        let request = Request::builder().uri(target).version(version).header("host", "web.demo");
+        request.body(Full::new(body.as_bytes())).unwrap()
     }
 
     #[test]
@@ -145,7 +154,7 @@ mod tests {
             ("/", Version::HTTP_10, "HTTP/1.0", "/"),
             ("http://web.demo/x", Version::HTTP_11, "HTTP/1.1; absolute-form", "http://web.demo/x"),
         ] {
-            let mut request = request(target, version);
+            let mut request = request(target, version, "");
             request.headers_mut().insert("transfer-encoding", HeaderValue::from_static("chunked"));
             upgrade_request(&mut request);
             assert_eq!(request.headers()["l5d-orig-proto"], value);
@@ -162,8 +171,27 @@ mod tests {
     }
 
     #[test]
+    fn a_body_without_a_length_has_chunks_again() {
+        for (version, body, length, expected) in [
+            (Version::HTTP_11, "body", None, Some("chunked")),
+            (Version::HTTP_11, "body", Some("4"), None),
+            (Version::HTTP_11, "", None, None),
+            (Version::HTTP_10, "body", None, None),
+        ] {
+            let mut request = request("/", version, body);
+            if let Some(length) = length {
+                request.headers_mut().insert("content-length", HeaderValue::from_static(length));
+            }
+            upgrade_request(&mut request);
+            downgrade_request(&mut request);
+            let encoding = request.headers().get("transfer-encoding").map(|encoding| encoding.to_str().unwrap());
+            assert_eq!(encoding, expected, "{version:?} {body:?} {length:?}");
+        }
+    }
+
+    #[test]
     fn native_http2_stays_as_it_is() {
-        let mut request = Request::builder().version(Version::HTTP_2).uri("http://web.demo/x").body(()).unwrap();
+        let mut request = request("http://web.demo/x", Version::HTTP_2, "");
         assert_eq!(downgrade_request(&mut request), None);
         assert_eq!(request.uri(), "http://web.demo/x");
     }

@@ -3,7 +3,12 @@
 //!
 //! Everything is looked at as bytes, with one proxy and through two.
 
-use super::{pair::in_front_of, raw::RawApplication, resilience::Script, *};
+use super::{
+    pair::{echo, in_front_of},
+    raw::RawApplication,
+    resilience::Script,
+    *,
+};
 use weft_proto::linkerd::{http_route::HttpFailureInjector, outbound::http_route};
 
 /// The application's proxies, one and two.
@@ -32,6 +37,21 @@ async fn requests_without_a_body_gain_none() {
             assert!(!has_header(&head, "transfer-encoding"), "{way}: {head}");
             let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
             assert_eq!(length, content_length, "{way}: {head}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_body_in_chunks_arrives_whatever_the_method() {
+    let app = echo().await;
+    for (way, proxy) in
+        [("one proxy", Proxy::start(app, Control::default()).await), ("two proxies", in_front_of(app).await)]
+    {
+        for method in ["GET", "POST"] {
+            let head = "/search HTTP/1.1\r\nhost: server.demo\r\nconnection: close\r\ntransfer-encoding: chunked\r\n";
+            let request = format!("{method} {head}\r\n4\r\nbody\r\n0\r\n\r\n");
+            let answer = proxy.exchange(request.as_bytes()).await;
+            assert!(answer.contains(" 200 ") && answer.ends_with("\r\n4\r\nbody\r\n0\r\n\r\n"), "{way}: {answer}");
         }
     }
 }
