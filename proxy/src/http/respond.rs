@@ -77,6 +77,9 @@ pub(crate) enum Failure {
     /// The request is malformed.
     #[error("bad request")]
     BadRequest,
+    /// Routes and applications may read the path differently.
+    #[error("the path has a segment of dots")]
+    DotSegment,
 }
 
 /// The properties of a request that shape the response.
@@ -126,14 +129,14 @@ impl Failure {
             }
             Self::Injected { grpc: true, .. } => StatusCode::OK,
             Self::Redirect { status, .. } => *status,
-            Self::BadRequest => StatusCode::BAD_REQUEST,
+            Self::BadRequest | Self::DotSegment => StatusCode::BAD_REQUEST,
         }
     }
 
     /// The gRPC code.
     pub(crate) fn grpc_code(&self) -> u16 {
         match self {
-            Self::Internal(_) | Self::BadRequest => 13,
+            Self::Internal(_) | Self::BadRequest | Self::DotSegment => 13,
             Self::BadGateway(_) | Self::Unusable { .. } | Self::PlaintextRefused(_) | Self::LoadShed => 14,
             Self::FailFast | Self::ConnectTimeout | Self::DiscoveryTimeout | Self::Timeout(_) => 4,
             Self::Unauthorized => 7,
@@ -165,16 +168,21 @@ impl Failure {
             | Self::NoRoute
             | Self::GatewayDomain
             | Self::Injected { .. }
-            | Self::Redirect { .. } => false,
+            | Self::Redirect { .. }
+            // The path is one user's, and others may share the connection.
+            | Self::DotSegment => false,
         }
     }
 
     /// Whether the policy wants this answer, so that nothing has failed.
     pub(crate) fn is_policy(&self) -> bool {
         match self {
-            Self::Unauthorized | Self::RateLimited | Self::NoRoute | Self::Injected { .. } | Self::Redirect { .. } => {
-                true
-            }
+            Self::Unauthorized
+            | Self::RateLimited
+            | Self::NoRoute
+            | Self::Injected { .. }
+            | Self::Redirect { .. }
+            | Self::DotSegment => true,
             Self::Internal(_)
             | Self::BadGateway(_)
             | Self::Unusable { .. }
@@ -211,7 +219,7 @@ impl Failure {
             Self::NoRoute => "no route",
             Self::Injected { .. } => "injected",
             Self::Redirect { .. } => "redirect",
-            Self::BadRequest => "bad request",
+            Self::BadRequest | Self::DotSegment => "bad request",
         })
     }
 
@@ -245,7 +253,8 @@ impl Failure {
             | Self::NoRoute
             | Self::GatewayDomain
             | Self::Loop
-            | Self::BadRequest => "UNKNOWN",
+            | Self::BadRequest
+            | Self::DotSegment => "UNKNOWN",
         }
     }
 
@@ -333,6 +342,8 @@ mod tests {
             (Failure::NoRoute, 404, 5, false),
             (Failure::GatewayDomain, 404, 5, false),
             (Failure::Loop, 508, 10, true),
+            (Failure::BadRequest, 400, 13, true),
+            (Failure::DotSegment, 400, 13, false),
             (Failure::Injected { code: 418, grpc: false, message: "x".into() }, 418, 9, false),
             (Failure::Injected { code: 3, grpc: true, message: "x".into() }, 200, 3, false),
         ] {

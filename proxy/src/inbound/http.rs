@@ -217,7 +217,7 @@ impl HttpConnection {
         let otherwise = http.find_otherwise(request).map_err(|DotSegment| {
             tracing::info!(client.addr = %self.client.addr, orig_dst.addr = %self.target.addr, server = &*policy.meta.name,
                 "request refused: its path has a segment of dots, and routes and applications may read that differently");
-            Failure::BadRequest
+            Failure::DotSegment
         })?;
         // However the application reads the path, the client must be allowed to send it.
         for route in otherwise {
