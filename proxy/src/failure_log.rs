@@ -25,14 +25,14 @@ pub(crate) struct FailureLog {
 
 /// Limits lines to [`LINES`] in a [`WINDOW`].
 #[derive(Debug, Default)]
-struct LineLimit(Mutex<Written>);
+pub(crate) struct LineLimit(Mutex<Written>);
 
 #[derive(Debug, Default)]
 struct Written {
     /// When the window began.
     since: Option<Instant>,
     lines: u32,
-    /// Failures without a line since the last line.
+    /// What had no line since the last line.
     suppressed: u64,
 }
 
@@ -96,6 +96,13 @@ impl FailureLog {
 }
 
 impl LineLimit {
+    /// Calls `write` if a line may be written now, with how many were not since the last one, if there are any.
+    pub(crate) fn write(&self, write: impl FnOnce(Option<u64>)) {
+        if let Some(suppressed) = self.admit(Instant::now()) {
+            write(Some(suppressed).filter(|suppressed| *suppressed > 0));
+        }
+    }
+
     /// Whether a line may be written at `now`; if so, how many were not since the last one.
     fn admit(&self, now: Instant) -> Option<u64> {
         let mut written = self.0.lock();

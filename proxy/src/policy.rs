@@ -16,6 +16,7 @@ pub(crate) mod server;
 
 use std::{
     collections::HashMap,
+    net::IpAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -32,6 +33,7 @@ use weft_tls::credentials::Credentials;
 use crate::{
     config::{Config, Unanswered},
     control::ControlClient,
+    failure_log::LineLimit,
     pauses::Pauses,
     route::Meta,
     shared::Shared,
@@ -42,6 +44,9 @@ use server::ServerPolicy;
 /// The most undeclared ports that are watched at a time, and whose last answers are remembered: enough for any
 /// application, while a scan of all ports neither opens 65,535 streams nor stores as many policies.
 const UNDECLARED_PORTS: usize = 1024;
+/// How many of them one client may use while half of them are used, so that a scan that holds its connections leaves
+/// ports to others: a sixteenth, as of the requests in flight ([`crate::http::in_flight`]).
+const UNDECLARED_PORTS_OF_A_CLIENT: usize = UNDECLARED_PORTS / 16;
 
 /// One port's policy and its changes.
 pub(crate) type PortPolicy = watch::Receiver<Arc<ServerPolicy>>;
@@ -60,6 +65,8 @@ struct Inner {
     /// The runtime of the streams.
     control: Handle,
     ports: Mutex<Ports>,
+    /// Lines about ports for which there is no room.
+    refusals: LineLimit,
 }
 
 #[derive(Default)]
@@ -72,6 +79,8 @@ struct Ports {
 struct Watched {
     port: Arc<Port>,
     task: AbortHandle,
+    /// The client that connected to it first; `None` if the proxy itself follows it.
+    client: Option<IpAddr>,
 }
 
 /// A watched port.
@@ -107,42 +116,56 @@ impl Policies {
         credentials: watch::Receiver<Option<Arc<Credentials>>>,
         control: Handle,
     ) -> Self {
-        let inner = Arc::new(Inner { config, client, credentials, control, ports: Mutex::default() });
+        let (ports, refusals) = (Mutex::default(), LineLimit::default());
+        let inner = Arc::new(Inner { config, client, credentials, control, ports, refusals });
         for port in &inner.config.inbound.ports {
-            inner.subscribe(*port);
+            inner.subscribe(*port, None);
         }
         Self { inner }
     }
 
-    /// The policy of a port and its changes. Waits for the controller's first answer, up to the configured deadline.
-    pub(crate) async fn port(&self, port: u16) -> PortPolicy {
-        let (policy, mut settled) = self.inner.subscribe(port);
-        // An error means that the state can no longer change: the policy is final.
-        let _ = settled.wait_for(|settled| *settled).await;
-        policy
+    /// The policy of a port that a client connects to, and its changes. Waits for the controller's first answer, up to
+    /// the configured deadline.
+    pub(crate) async fn port(&self, port: u16, client: IpAddr) -> PortPolicy {
+        when_settled(self.inner.subscribe(port, Some(client))).await
     }
 
     /// The policy of a port and its changes, and whether it may be used: see [`Self::port`], which waits for that.
     pub(crate) fn follow(&self, port: u16) -> (PortPolicy, watch::Receiver<bool>) {
-        self.inner.subscribe(port)
+        self.inner.subscribe(port, None)
     }
 
     /// Waits until every configured port has its first answer, or its deadline has passed.
     pub(crate) async fn settled(&self) {
         for port in &self.inner.config.inbound.ports {
-            self.port(*port).await;
+            when_settled(self.follow(*port)).await;
         }
     }
 }
 
+/// A port's policy when it may be used.
+async fn when_settled((policy, mut settled): (PortPolicy, watch::Receiver<bool>)) -> PortPolicy {
+    // An error means that the state can no longer change: the policy is final.
+    let _ = settled.wait_for(|settled| *settled).await;
+    policy
+}
+
 impl Inner {
-    fn subscribe(self: &Arc<Self>, number: u16) -> (PortPolicy, watch::Receiver<bool>) {
+    fn subscribe(self: &Arc<Self>, number: u16, client: Option<IpAddr>) -> (PortPolicy, watch::Receiver<bool>) {
         let mut ports = self.ports.lock();
         if let Some(Watched { port, .. }) = ports.watched.get(&number) {
             return (port.policy.subscribe(), port.settled.subscribe());
         }
-        if !self.is_declared(number) && !self.make_room(&mut ports) {
-            tracing::warn!(port = number, "too many ports are in use, denying this one: is the pod being scanned?");
+        if !self.is_declared(number) && !self.make_room(&mut ports, client) {
+            let client = client.map(tracing::field::display);
+            self.refusals.write(|suppressed| {
+                tracing::warn!(
+                    port = number,
+                    client.ip = client,
+                    suppressed,
+                    "too many ports are in use, denying this one: is the pod being scanned?"
+                );
+            });
             let denied = ServerPolicy::denied("too-many-ports", self.config.inbound.detect_timeout);
             return (watch::channel(Arc::new(denied)).1, watch::channel(true).1);
         }
@@ -157,7 +180,7 @@ impl Inner {
         });
         let subscribed = (port.policy.subscribe(), port.settled.subscribe());
         let task = self.control.spawn(Arc::clone(self).keep(Arc::clone(&port))).abort_handle();
-        ports.watched.insert(number, Watched { port, task });
+        ports.watched.insert(number, Watched { port, task, client });
         subscribed
     }
 
@@ -173,16 +196,29 @@ impl Inner {
         }
     }
 
-    /// Makes room for another port: a port without connections is removed before its idle time is over.
-    fn make_room(&self, ports: &mut Ports) -> bool {
-        if ports.watched.len() < self.config.inbound.ports.len() + UNDECLARED_PORTS {
+    /// Makes room for another port, unless the client has its share: a port without connections is removed before its
+    /// idle time is over.
+    fn make_room(&self, ports: &mut Ports, client: Option<IpAddr>) -> bool {
+        let undeclared = ports.watched.len().saturating_sub(self.config.inbound.ports.len());
+        if undeclared < UNDECLARED_PORTS / 2 {
             return true;
         }
-        let unused = ports
-            .watched
-            .values()
-            .find(|Watched { port, .. }| !self.is_declared(port.number) && port.policy.receiver_count() == 0);
-        let Some(Watched { port, task }) = unused else { return false };
+        let (mut used, mut of_client, mut unused) = (0, 0, None);
+        for watched in ports.watched.values().filter(|watched| !self.is_declared(watched.port.number)) {
+            if watched.port.policy.receiver_count() == 0 {
+                unused = Some(watched);
+            } else {
+                used += 1;
+                of_client += usize::from(watched.client == client);
+            }
+        }
+        if used >= UNDECLARED_PORTS / 2 && of_client >= UNDECLARED_PORTS_OF_A_CLIENT {
+            return false;
+        }
+        if undeclared < UNDECLARED_PORTS {
+            return true;
+        }
+        let Some(Watched { port, task, .. }) = unused else { return false };
         task.abort();
         let port = Arc::clone(port);
         self.forget(ports, &port);
@@ -343,7 +379,7 @@ pub(crate) mod testing {
 
         /// Applies a message as if the controller had sent it.
         pub(crate) fn publish(&self, port: u16, message: weft_proto::linkerd::inbound::Server) {
-            let _subscribed = self.inner.subscribe(port);
+            let _subscribed = self.inner.subscribe(port, None);
             let port = Arc::clone(&self.inner.ports.lock().watched[&port].port);
             self.inner.publish(&port, message);
         }

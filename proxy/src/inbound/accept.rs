@@ -38,7 +38,7 @@ pub(super) async fn negotiate(
         return direct::negotiate(inbound, stream, peer, target).await;
     }
 
-    let policy = inbound.policies.port(target.port()).await;
+    let policy = inbound.policies.port(target.port(), peer.ip()).await;
     let is_opaque = matches!(policy.borrow().protocol, Protocol::Opaque);
     let requires_tls = config.inbound.tls_ports.contains(&target.port());
     let skipped = Client { addr: peer, tls: ClientTls::None(NoTls::PortSkipped) };

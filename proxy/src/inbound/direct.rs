@@ -58,7 +58,7 @@ pub(super) async fn negotiate(
     });
     if is_named {
         // A gateway's own policy decides, as in Linkerd: the Service's is that of its pods.
-        let policy = inbound.policies.port(own.port()).await;
+        let policy = inbound.policies.port(own.port(), peer.ip()).await;
         return match version {
             None => gateway::forward(inbound, stream, client, own, &header, policy),
             Some(version) => {
@@ -67,7 +67,7 @@ pub(super) async fn negotiate(
             }
         };
     }
-    let policy = inbound.policies.port(target.port()).await;
+    let policy = inbound.policies.port(target.port(), peer.ip()).await;
     match version {
         None => tcp::forward(inbound, stream, client, target, policy),
         Some(version) => Ok(http::serve(inbound, stream, version, client, target, policy)),

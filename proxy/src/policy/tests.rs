@@ -2,7 +2,7 @@
 
 mod codes;
 
-use std::pin::pin;
+use std::{net::Ipv4Addr, ops::Range, pin::pin};
 
 use tokio::time::Instant;
 
@@ -13,6 +13,8 @@ use super::{
 };
 
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// The address of a client.
+const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 
 /// Settings of a proxy that waits for the controller.
 fn waiting() -> Config {
@@ -28,12 +30,12 @@ fn name(port: &PortPolicy) -> String {
 #[tokio::test(start_paused = true)]
 async fn a_port_waits_for_the_first_answer() {
     let policies = Policies::unreachable(waiting());
-    let mut port = pin!(policies.port(8080));
+    let mut port = pin!(policies.port(8080, CLIENT));
     assert!(tokio::time::timeout(TIMEOUT / 2, port.as_mut()).await.is_err(), "no answer, no policy");
     policies.publish(8080, opaque(vec![authz("a", anybody())]));
     let port = port.await;
     assert!(matches!(port.borrow().protocol, Protocol::Opaque));
-    assert_eq!(name(&policies.port(8080).await), name(&port), "later connections do not wait");
+    assert_eq!(name(&policies.port(8080, CLIENT).await), name(&port), "later connections do not wait");
 }
 
 #[tokio::test(start_paused = true)]
@@ -43,12 +45,12 @@ async fn a_port_has_what_the_settings_say_when_no_answer_comes() {
         config.inbound.unanswered = unanswered;
         let policies = Policies::unreachable(config);
         let begin = Instant::now();
-        let port = policies.port(8080).await;
+        let port = policies.port(8080, CLIENT).await;
         assert_eq!(name(&port), expected);
         assert!(begin.elapsed() >= TIMEOUT && begin.elapsed() < TIMEOUT * 2, "{:?}", begin.elapsed());
         assert_eq!(port.borrow().authorizations.is_empty(), unanswered == Unanswered::Deny);
         let again = Instant::now();
-        policies.port(8080).await;
+        policies.port(8080, CLIENT).await;
         assert_eq!(again.elapsed(), Duration::ZERO, "the deadline is the port's");
     }
 }
@@ -73,7 +75,7 @@ async fn the_last_answer_outlives_the_idle_time() {
         tokio::time::sleep(Duration::from_secs(200)).await;
         assert!(policies.inner.ports.lock().watched.keys().all(|port| *port != 8080), "forgotten");
         let begin = Instant::now();
-        let port = policies.port(8080).await;
+        let port = policies.port(8080, CLIENT).await;
         assert_eq!(name(&port), "web", "the controller is gone, and its last answer stays in force");
         assert!(begin.elapsed() >= TIMEOUT, "a newer one was waited for");
     }
@@ -84,17 +86,31 @@ async fn ports_of_a_scan_are_bounded() {
     let mut config = crate::inbound::testing::config();
     config.inbound.ports = vec![80];
     let policies = Policies::unreachable(config);
-    let limit = u16::try_from(UNDECLARED_PORTS).unwrap();
-    let mut held = Vec::new();
-    for port in 1000..1000 + limit {
-        held.push(policies.port(port).await);
+    let policy = async |client: u8, port: u16| policies.port(port, IpAddr::from([10, 0, 0, client])).await;
+    // The ports that a client gets, which stay in use.
+    let scan = async |client: u8, ports: Range<u16>| {
+        let mut held = Vec::new();
+        for port in ports {
+            held.push(policy(client, port).await);
+        }
+        held.retain(|policy| name(policy) != "too-many-ports");
+        held
+    };
+    let mut held = scan(1, 1000..2000).await;
+    assert_eq!(held.len(), UNDECLARED_PORTS / 2, "one client does not get all");
+    for client in 2..10 {
+        let first = 1000 * u16::from(client);
+        let others = scan(client, first..first + 100).await;
+        assert_eq!(others.len(), UNDECLARED_PORTS / 16, "each other client has a share");
+        held.extend(others);
     }
-    assert_eq!(name(&policies.port(5000).await), "too-many-ports");
-    assert_eq!(name(&policies.port(80).await), "all-unauthenticated", "configured ports are not removed");
+    assert_eq!(name(&policy(10, 900).await), "too-many-ports");
+    assert_eq!(name(&policy(10, 80).await), "all-unauthenticated", "configured ports are not removed");
     held.pop();
-    assert_eq!(name(&policies.port(5000).await), "all-unauthenticated", "an unused one makes room");
+    assert_eq!(name(&policy(1, 900).await), "too-many-ports");
+    assert_eq!(name(&policy(10, 900).await), "all-unauthenticated", "an unused one makes room");
     for port in 10_000..60_000 {
-        policies.port(port).await;
+        policy(10, port).await;
     }
     let ports = policies.inner.ports.lock();
     assert!(ports.watched.len() <= UNDECLARED_PORTS + 1 && ports.last.len() <= UNDECLARED_PORTS);
@@ -156,7 +172,7 @@ async fn beyond_the_number_that_is_remembered_answers_of_servers_take_the_places
 #[tokio::test]
 async fn an_unreadable_answer_denies_and_a_readable_one_heals() {
     let policies = Policies::unreachable(crate::inbound::testing::config());
-    let port = policies.port(8080).await;
+    let port = policies.port(8080, CLIENT).await;
     let mut broken = detecting(vec![authz("a", anybody())]);
     broken.protocol = None;
     policies.publish(8080, broken);
@@ -171,8 +187,8 @@ async fn unused_ports_are_forgotten_and_configured_ones_are_not() {
     config.inbound.ports = vec![80];
     config.inbound.discovery_idle_timeout = Duration::from_secs(90);
     let policies = Policies::unreachable(config);
-    drop(policies.port(8080).await);
-    let held = policies.port(8081).await;
+    drop(policies.port(8080, CLIENT).await);
+    let held = policies.port(8081, CLIENT).await;
     tokio::time::sleep(Duration::from_secs(200)).await;
     let mut known: Vec<u16> = policies.inner.ports.lock().watched.keys().copied().collect();
     known.sort_unstable();

@@ -74,7 +74,7 @@ async fn the_first_connection_of_a_port_waits_for_its_policy() {
 async fn a_connection_forgets_policies_that_are_replaced() {
     let world = World::new(http_app().await).await;
     world.policies.publish(world.app.port(), detecting(vec![authz("a", anybody())]));
-    let first = Arc::downgrade(&*world.policies.port(world.app.port()).await.borrow());
+    let first = Arc::downgrade(&*world.policies.port(world.app.port(), world.app.ip()).await.borrow());
     let stream = TokioIo::new(world.connect(Via::Plain, Some(ELSEWHERE)).await);
     let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await.unwrap();
     tokio::spawn(connection);

@@ -111,7 +111,7 @@ async fn a_refusal_is_final_and_keeps_the_policy_and_other_codes_are_asked_about
             let (controller, port) = Controller::serve([stream]).await;
             let policies = asking(waiting(), port);
             let begin = Instant::now();
-            let policy = policies.port(8080).await;
+            let policy = policies.port(8080, CLIENT).await;
             assert!(begin.elapsed() < TIMEOUT, "{stream:?} is no answer");
             assert_eq!(name(&policy), expected, "{stream:?}");
             controller.more_than(calls - 1).await;
@@ -134,7 +134,7 @@ async fn faults_to_the_policy_controller_hang_nothing_and_end() {
         // Silence is found out by pings, as with a controller that is not on loopback.
         config.control_streams.keepalive = Some(Keepalive { interval: PATIENCE, timeout: PATIENCE });
         let policies = asking(config, faulty.addr.port());
-        let first = tokio::time::timeout(TIMEOUT, policies.port(8080)).await;
+        let first = tokio::time::timeout(TIMEOUT, policies.port(8080, CLIENT)).await;
         let policy = first.unwrap_or_else(|_| panic!("{fault:?} hangs"));
         assert!(["unanswered", "web"].contains(&&*name(&policy)), "{fault:?}");
         eventually("the connection is cut", || faulty.cuts() > 0).await;
@@ -183,7 +183,7 @@ async fn an_answer_that_is_too_long_or_no_message_denies_until_there_is_another(
     for answer in [too_long.encode_to_vec(), vec![0xff; 32]] {
         let released = Arc::<Notify>::default();
         let policies = asking(waiting(), answering(answer, Arc::clone(&released)).await);
-        let policy = policies.port(8080).await;
+        let policy = policies.port(8080, CLIENT).await;
         assert_eq!(name(&policy), "invalid-policy");
         assert!(policy.borrow().authorizations.is_empty());
         released.notify_one();
