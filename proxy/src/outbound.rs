@@ -23,6 +23,7 @@ mod worker;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use futures::future::{BoxFuture, join_all};
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
@@ -32,7 +33,10 @@ use tokio::{
 use crate::{
     detect::{self, DetectError, Detected, Reads},
     discover::{Discover, route::Protocol},
-    http::serve::{Closing, HttpVersion},
+    http::{
+        serve::{Closing, HttpVersion},
+        upgrade::Tunnel,
+    },
     io::{Io, Stream},
     listen::{Accepted, Listener},
     metrics::{Direction, Labels, label},
@@ -94,6 +98,8 @@ struct Connection {
     /// Whether requests may name another destination (ingress mode).
     requests_choose: bool,
     closing: Closing,
+    /// What the connection becomes after an upgrade.
+    tunnel: Mutex<Option<Tunnel>>,
 }
 
 /// One worker's outbound side. Clones share it.
@@ -145,9 +151,14 @@ async fn serve_accepted(worker: &Arc<Worker>, accepted: Accepted) {
         }
     };
     let requests_choose = worker.shared.config.outbound.ingress_mode;
-    let (client, closing) = (orig_dst::canonical(peer), Closing::default());
-    let connection =
-        Connection { worker: Arc::clone(worker), target: Arc::clone(&target), peer: client, requests_choose, closing };
+    let connection = Connection {
+        worker: Arc::clone(worker),
+        target: Arc::clone(&target),
+        peer: orig_dst::canonical(peer),
+        requests_choose,
+        closing: Closing::default(),
+        tunnel: Mutex::default(),
+    };
     let served = async { Box::pin(connection.negotiate(stream)).await?.await };
     if let Err(error) = served.await {
         worker.count_error(error.label(), target.labels());

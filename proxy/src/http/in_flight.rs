@@ -28,7 +28,7 @@ pub(crate) struct RequestLimit {
 #[derive(Clone, Debug)]
 pub(crate) struct ClientRequests(Arc<AtomicUsize>);
 
-/// The permit of a request in flight, held until the end of the response.
+/// The permit of a request in flight, held until the end of the response, or of the tunnel that it opens.
 #[derive(Debug)]
 pub(crate) struct Permit {
     _all: Counted,

@@ -1,11 +1,24 @@
 //! Tunnels: WebSocket or CONNECT connections after both sides have agreed.
+//!
+//! The task that serves a client's connection also runs the tunnel that it becomes. So a tunnel counts as a connection
+//! of the listener, and a drain waits for it.
 
 use http::{Method, Response, StatusCode, header};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use weft_runtime::drain;
+use parking_lot::Mutex;
 
+use super::in_flight::Permit;
 use crate::io::copy_bidirectional;
+
+/// Both sides of a tunnel, which hyper gives away when their connections are upgraded.
+#[derive(Debug)]
+pub(crate) struct Tunnel {
+    client: OnUpgrade,
+    server: OnUpgrade,
+    /// Those of its request, which is in flight until the tunnel ends.
+    permits: Vec<Permit>,
+}
 
 /// Whether a response to an upgrading request turns its connection into a tunnel.
 pub(crate) fn is_tunnel(method: &Method, status: StatusCode) -> bool {
@@ -18,9 +31,19 @@ pub(crate) fn strip_connect_response<B>(response: &mut Response<B>) {
     response.headers_mut().remove(header::TRANSFER_ENCODING);
 }
 
-/// Copies between both upgraded connections in its own task; a drain waits for it.
-pub(crate) fn spawn_tunnel(drain: &drain::Watch, client: OnUpgrade, server: OnUpgrade) {
-    drain.spawn(async move {
+impl Tunnel {
+    /// A tunnel that holds the permit of its request.
+    pub(crate) fn new(client: OnUpgrade, server: OnUpgrade, permit: Option<Permit>) -> Self {
+        Self { client, server, permits: permit.into_iter().collect() }
+    }
+
+    /// Holds another permit: that of the request at a gateway.
+    pub(crate) fn hold(&mut self, permit: Option<Permit>) {
+        self.permits.extend(permit);
+    }
+
+    async fn copy(self) {
+        let Self { client, server, permits: _permits } = self;
         let (client, server) = match tokio::try_join!(client, server) {
             Ok(both) => both,
             Err(error) => {
@@ -31,5 +54,14 @@ pub(crate) fn spawn_tunnel(drain: &drain::Watch, client: OnUpgrade, server: OnUp
         if let Err(error) = copy_bidirectional(&mut TokioIo::new(client), &mut TokioIo::new(server)).await {
             tracing::debug!(%error, "tunnel ended");
         }
-    });
+    }
+}
+
+/// Copies between both sides of the tunnel that a connection has become, if it has.
+pub(crate) async fn run(tunnel: &Mutex<Option<Tunnel>>) {
+    let tunnel = tunnel.lock().take();
+    if let Some(tunnel) = tunnel {
+        // Boxed, so that other connections have no room for it.
+        Box::pin(tunnel.copy()).await;
+    }
 }

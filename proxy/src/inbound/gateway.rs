@@ -27,6 +27,7 @@ use crate::{
         headers::strip_hop_by_hop,
         orig_proto::replace_authority,
         respond::{Failure, RequestKind},
+        upgrade::Tunnel,
     },
     io::Io,
     outbound::{Outbound, RelayError},
@@ -100,13 +101,13 @@ impl Route {
         Self { inbound: Arc::clone(inbound), target, is_own: inbound.is_own(client) }
     }
 
-    /// Sends a request that policy has admitted to the Service.
+    /// Sends a request that policy has admitted to the Service. Returns the tunnel that it opens, too.
     pub(super) async fn send(
         &self,
         mut request: Request<Body>,
         kind: RequestKind,
         client: SocketAddr,
-    ) -> Result<Response<Body>, RelayError> {
+    ) -> Result<(Response<Body>, Option<Tunnel>), RelayError> {
         let gateway = self.inbound.gateway.as_ref();
         let (Some(gateway), Some(target)) = (gateway, &self.target) else {
             return Err(RelayError::Failure(Failure::GatewayDomain));

@@ -21,6 +21,7 @@ use std::{
 
 use ::http::{HeaderValue, Method, Request, Response, Version, header::HOST};
 use hyper::body::Incoming;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 pub(super) use connection::{serve, serve_gateway};
@@ -48,7 +49,7 @@ use crate::{
         orig_proto::{downgrade_request, to_absolute_form, upgrade_response},
         respond::{Failure, RequestKind},
         serve::{Closing, Reset},
-        upgrade::{is_tunnel, spawn_tunnel, strip_connect_response},
+        upgrade::{Tunnel, is_tunnel, strip_connect_response},
     },
     metrics::{Direction, InboundRouteMetrics, Outcome, StreamEnd},
     outbound::RelayError,
@@ -80,8 +81,8 @@ pub(super) struct Finish {
     is_answered: bool,
     /// Returned to the pool if the response was read to its end.
     checked_out: Option<CheckedOut>,
-    /// The permit of the request in flight.
-    _permit: Permit,
+    /// The permit of the request in flight, unless a tunnel has it.
+    _permit: Option<Permit>,
     tapped: Tapped,
     /// The line of the access log.
     access: Option<Box<Entry>>,
@@ -102,6 +103,8 @@ pub(super) struct HttpConnection {
     counters: Counters,
     last_named: LastNamed,
     closing: Closing,
+    /// What the connection becomes after an upgrade.
+    tunnel: Mutex<Option<Tunnel>>,
     /// Where requests go instead of the application, at a gateway.
     gateway: Option<Route>,
 }
@@ -115,7 +118,8 @@ struct Admitted {
 
 /// What counts a request until its response ends.
 struct Counting {
-    permit: Permit,
+    /// `None` if a tunnel has it.
+    permit: Option<Permit>,
     handles: Arc<Handles>,
     /// The route of the ServiceProfile.
     profile: Option<ProfileRoute>,
@@ -180,7 +184,7 @@ impl HttpConnection {
                     profile.metrics.request();
                 }
                 let sent = Counted::wrap(request.body_mut(), &handles.route.request_frames);
-                let counting = Counting { permit, handles, profile, arrived, sent, tapped };
+                let counting = Counting { permit: Some(permit), handles, profile, arrived, sent, tapped };
                 let admitted = Admitted { request, kind, counting };
                 match &self.gateway {
                     None => self.forward(admitted).await?,
@@ -281,13 +285,13 @@ impl HttpConnection {
 
     /// Sends a request to the application.
     async fn forward(&self, admitted: Admitted) -> Result<Response<ResponseBody>, Reset> {
-        let Admitted { mut request, kind, counting } = admitted;
+        let Admitted { mut request, kind, mut counting } = admitted;
         let traced = self.inbound.shared.tracing.begin(&mut *request, Kind::Client, Direction::Inbound);
         log_request(self.inbound.shared.config.log_headers, self.target.addr, &*request);
         let answered = if kind.version == Version::HTTP_2 {
             self.send_http2(request).await.map(|response| (response, None))
         } else {
-            self.send_http1(request, kind).await
+            self.send_http1(request, kind, &mut counting.permit).await
         };
         match answered {
             Ok((response, checked_out)) => {
@@ -314,9 +318,15 @@ impl HttpConnection {
 
     /// Sends a request to the Service that a gateway's client names.
     async fn forward_to(&self, gateway: &Route, admitted: Admitted) -> Result<Response<ResponseBody>, Reset> {
-        let Admitted { request, kind, counting } = admitted;
+        let Admitted { request, kind, mut counting } = admitted;
         match gateway.send(*request, kind, self.client.addr).await {
-            Ok(response) => Ok(counting.watch(response, kind, Some(Answered::default()))),
+            Ok((response, tunnel)) => {
+                if let Some(mut tunnel) = tunnel {
+                    tunnel.hold(counting.permit.take());
+                    *self.tunnel.lock() = Some(tunnel);
+                }
+                Ok(counting.watch(response, kind, Some(Answered::default())))
+            }
             Err(RelayError::Failure(failure)) => Ok(self.refuse(&failure, &failure, kind, Some(counting))),
             Err(RelayError::Reset(reset)) => Err(counting.reset(reset)),
         }
@@ -335,6 +345,7 @@ impl HttpConnection {
         &self,
         mut request: Box<Request<Body>>,
         kind: RequestKind,
+        permit: &mut Option<Permit>,
     ) -> Result<(Response<Body>, Option<CheckedOut>), SendError> {
         let method = request.method().clone();
         let client_side = (!kind.orig_proto && wants_upgrade(&*request)).then(|| hyper::upgrade::on(&mut *request));
@@ -354,7 +365,7 @@ impl HttpConnection {
                     strip_connect_response(&mut response);
                 }
                 let server_side = hyper::upgrade::on(&mut response);
-                spawn_tunnel(&self.inbound.shared.drain, client_side, server_side);
+                *self.tunnel.lock() = Some(Tunnel::new(client_side, server_side, permit.take()));
                 Ok((response.map(|_| Body::Empty), None))
             }
             _ => {

@@ -30,7 +30,7 @@ use crate::{
         },
         respond::{Failure, RequestKind},
         serve::{HttpVersion, Reset, ServerSettings, serve as serve_http},
-        upgrade,
+        upgrade::{self, Tunnel},
     },
     io::{Io, Stream},
     metrics::{Direction, label},
@@ -59,6 +59,7 @@ pub(super) async fn serve(stream: Io<Stream>, version: HttpVersion, connection: 
         let failures = &connection.worker.failures;
         failures.connection(&error, error.is_timeout(), connection.peer, &connection.target.destination);
     }
+    upgrade::run(&connection.tunnel).await;
 }
 
 impl Connection {
@@ -151,10 +152,11 @@ impl Connection {
                 upgrade::strip_connect_response(&mut response);
             }
             let server = hyper::upgrade::on(&mut response);
-            upgrade::spawn_tunnel(&self.worker.shared.drain, client, server);
+            *self.tunnel.lock() = Some(Tunnel::new(client, server, Some(permit)));
             *response.body_mut() = Body::Empty;
+        } else {
+            observer.hold(permit);
         }
-        observer.hold(permit);
         Ok(response.map(|body| Observed::new(body, observer, kind)))
     }
 }

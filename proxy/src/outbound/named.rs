@@ -5,6 +5,7 @@ use std::{net::SocketAddr, sync::Arc};
 
 use http::{Request, Response, Version};
 use http_body_util::BodyExt as _;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{Connection, ConnectionError, Outbound, http::ExchangeError, target::TargetError, tcp};
@@ -14,6 +15,7 @@ use crate::{
         body::Body,
         respond::{Failure, RequestKind},
         serve::{Closing, Reset},
+        upgrade::Tunnel,
     },
     io::Io,
 };
@@ -42,14 +44,18 @@ impl Outbound {
         let target = worker.named(name)?;
         // A request that has come through a gateway goes where the gateway was asked to send it.
         // The gateway's connection is the inbound side's.
-        let closing = Closing::default();
-        Some(Named(Connection { worker: Arc::clone(worker), target, peer, requests_choose: false, closing }))
+        let (closing, tunnel) = (Closing::default(), Mutex::default());
+        Some(Named(Connection { worker: Arc::clone(worker), target, peer, requests_choose: false, closing, tunnel }))
     }
 }
 
 impl Named {
-    /// Sends a request to an endpoint.
-    pub(crate) async fn send(&self, request: Request<Body>, kind: RequestKind) -> Result<Response<Body>, RelayError> {
+    /// Sends a request to an endpoint. Returns the tunnel that it opens, too.
+    pub(crate) async fn send(
+        &self,
+        request: Request<Body>,
+        kind: RequestKind,
+    ) -> Result<(Response<Body>, Option<Tunnel>), RelayError> {
         let Self(connection) = self;
         if let Err(error) = connection.target.ready().await {
             return Err(RelayError::Failure(match error {
@@ -59,7 +65,10 @@ impl Named {
         }
         let version = request.version();
         match connection.route(Box::new(request), kind).await {
-            Ok(response) => Ok(response.map(|body| Body::Boxed(body.boxed_unsync()))),
+            Ok(response) => {
+                let tunnel = connection.tunnel.lock().take();
+                Ok((response.map(|body| Body::Boxed(body.boxed_unsync())), tunnel))
+            }
             Err(ExchangeError::Reset(error)) if version == Version::HTTP_2 => Err(RelayError::Reset(Reset(error))),
             Err(ExchangeError::Reset(error)) => Err(RelayError::Failure(Failure::BadGateway(error.to_string()))),
             Err(ExchangeError::Failure(failure)) => Err(RelayError::Failure(failure)),

@@ -6,11 +6,15 @@ use std::{
 };
 
 use ::http::HeaderValue;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{HttpConnection, counters::Counters};
 use crate::{
-    http::serve::{Closing, HttpVersion, ServerSettings, serve as serve_http},
+    http::{
+        serve::{Closing, HttpVersion, ServerSettings, serve as serve_http},
+        upgrade,
+    },
     inbound::{Inbound, Serving, error::ConnectionError, gateway::Route, profiles::LastNamed},
     io::Io,
     policy::{PortPolicy, authz::Client},
@@ -62,6 +66,7 @@ fn connection(
         counters: Counters::default(),
         last_named: LastNamed::default(),
         closing: Closing::default(),
+        tunnel: Mutex::default(),
         inbound: Arc::clone(inbound),
         client,
         policy,
@@ -85,6 +90,7 @@ where
     let answer = move |request| Arc::clone(&served).handle(request);
     Box::pin(async move {
         let served = serve_http(stream, version, settings, &inbound.shared.drain, &connection.closing, answer).await;
+        upgrade::run(&connection.tunnel).await;
         served.map_err(ConnectionError::Http)
     })
 }

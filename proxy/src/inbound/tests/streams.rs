@@ -177,6 +177,23 @@ async fn a_drain_waits_for_tunnels() {
     assert!(drained.await.unwrap(), "the tunnel has ended");
 }
 
+#[tokio::test]
+async fn a_tunnel_is_a_request_in_flight_until_it_ends() {
+    let world = World::with(http_app().await, |config| config.inbound.max_in_flight = 1).await;
+    let mut tunnel = world.tunnel(Via::Tls).await;
+    let status = async || world.get(Via::Plain, Some(ELSEWHERE), "/").await.0;
+    assert_eq!(status().await, StatusCode::SERVICE_UNAVAILABLE);
+    tunnel.write_all(b"abcd").await.unwrap();
+    let mut answer = [0; 4];
+    tunnel.read_exact(&mut answer).await.unwrap();
+    drop(tunnel);
+    settled(async || match status().await {
+        StatusCode::OK => Ok(()),
+        other => Err(other),
+    })
+    .await;
+}
+
 /// The response to a request of this type on a connection of its own, with its body still to come.
 async fn head_of(world: &World, content_type: &str) -> Response<Incoming> {
     let stream = TokioIo::new(world.connect(Via::Plain, Some(ELSEWHERE)).await);
