@@ -3,7 +3,8 @@
 //!
 //! Bounded: each line is formatted by the worker that serves traffic, and lines that find the log's buffer full are
 //! lost, whatever they are about. Failures beyond a number a second are left to DEBUG and to the metrics; the next line
-//! says how many there were. Refuses to log answers of policy, which are not failures.
+//! says how many there were. Refuses to log answers of policy, which are not failures: lines about what is denied are
+//! written where it is, within a [`LineLimit`] of their own.
 
 use std::{error::Error, fmt, io, net::SocketAddr, time::Duration};
 
@@ -21,6 +22,8 @@ const WINDOW: Duration = Duration::from_secs(1);
 pub(crate) struct FailureLog {
     requests: LineLimit,
     connections: LineLimit,
+    /// Of lines about what policy denies.
+    pub(crate) denials: LineLimit,
 }
 
 /// Limits lines to [`LINES`] in a [`WINDOW`].

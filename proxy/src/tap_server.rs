@@ -25,6 +25,7 @@ use weft_runtime::{
 use weft_tls::identity::Identity;
 
 use crate::{
+    failure_log::LineLimit,
     inbound::tls::TlsServer,
     policy::authz::{Client, ClientTls},
     shared::Shared,
@@ -54,7 +55,8 @@ const MAX_REQUEST: usize = 64 * 1024;
 pub(crate) async fn run(shared: Arc<Shared>, client: Identity, listener: TcpListener) -> anyhow::Result<()> {
     let tls = Arc::new(TlsServer::new(shared.credentials.clone()));
     let drain = shared.drain.clone();
-    let service = Service { taps: Arc::clone(&shared.taps), client, drain: drain.clone() };
+    let denials = LineLimit::default();
+    let service = Service { taps: Arc::clone(&shared.taps), client, drain: drain.clone(), denials };
     let service = TapServer::new(service).max_decoding_message_size(MAX_REQUEST);
     let accept = move |stream| {
         let (tls, shared) = (Arc::clone(&tls), Arc::clone(&shared));
@@ -73,6 +75,8 @@ struct Service {
     taps: Arc<Taps>,
     client: Identity,
     drain: Watch,
+    /// Lines about clients that may not tap.
+    denials: LineLimit,
 }
 
 #[tonic::async_trait]
@@ -84,7 +88,9 @@ impl TapService for Service {
         permit(client, &self.client).inspect_err(|_| {
             let addr = client.map(|client| client.addr);
             let id = client.and_then(Client::identity).map(Identity::as_str);
-            tracing::info!(client.addr = ?addr, client.id = id, "tap denied");
+            self.denials.write(|suppressed| {
+                tracing::info!(client.addr = ?addr, client.id = id, suppressed, "tap denied");
+            });
         })?;
         let ObserveRequest { limit, r#match, extract } = request.into_inner();
         if limit == 0 {

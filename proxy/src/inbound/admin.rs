@@ -13,6 +13,7 @@ use weft_runtime::admin::{AdminRequest, AdminResponse, text};
 
 use super::tls::{OwnPortStream, TlsServer};
 use crate::{
+    failure_log::LineLimit,
     metrics::{Counters, target_labels},
     policy::{
         Policies, PortPolicy,
@@ -30,13 +31,16 @@ pub(crate) struct AdminPort {
     policy: PortPolicy,
     /// Whether the policy controller has answered, or its deadline has passed.
     settled: watch::Receiver<bool>,
+    /// Lines about what policy denies.
+    denials: LineLimit,
 }
 
 impl AdminPort {
     /// Follows the policy of the admin port.
     pub(crate) fn new(shared: Arc<Shared>, policies: &Policies) -> Self {
         let (policy, settled) = policies.follow(shared.config.admin.listen.port());
-        Self { tls: TlsServer::new(shared.credentials.clone()), policy, settled, shared }
+        let tls = TlsServer::new(shared.credentials.clone());
+        Self { tls, policy, settled, denials: LineLimit::default(), shared }
     }
 
     /// Accepts a client; every request of the connection gets the [`Client`] as an extension.
@@ -80,8 +84,10 @@ impl AdminPort {
                 None
             }
             None => {
-                tracing::info!(client.addr = %client.addr, client.id = client.identity().map(weft_tls::identity::Identity::as_str),
-                    server = &*policy.meta.name, "request to the admin port denied");
+                self.denials.write(|suppressed| {
+                    tracing::info!(client.addr = %client.addr, client.id = client.identity().map(weft_tls::identity::Identity::as_str),
+                        server = &*policy.meta.name, suppressed, "request to the admin port denied");
+                });
                 self.count(("inbound_http_authz_deny", &metrics.inbound_http_deny), &policy, route, None, client);
                 Some(denied())
             }

@@ -219,8 +219,10 @@ impl HttpConnection {
         let http = policy.http().ok_or_else(no_route)?;
         let matched = http.find(request).ok_or_else(no_route)?;
         let otherwise = http.find_otherwise(request).map_err(|DotSegment| {
-            tracing::info!(client.addr = %self.client.addr, orig_dst.addr = %self.target.addr, server = &*policy.meta.name,
-                "request refused: its path has a segment of dots, and routes and applications may read that differently");
+            self.inbound.failures.denials.write(|suppressed| {
+                tracing::info!(client.addr = %self.client.addr, orig_dst.addr = %self.target.addr, server = &*policy.meta.name, suppressed,
+                    "request refused: its path has a segment of dots, and routes and applications may read that differently");
+            });
             Failure::DotSegment
         })?;
         // However the application reads the path, the client must be allowed to send it.
@@ -268,9 +270,11 @@ impl HttpConnection {
 
     /// Counts and logs a denied request.
     fn deny(&self, policy: &Arc<ServerPolicy>, route: &Arc<Meta>) -> Failure {
-        tracing::info!(client.addr = %self.client.addr,
-            client.id = self.client.identity().map(weft_tls::identity::Identity::as_str), orig_dst.addr = %self.target.addr,
-            server = &*policy.meta.name, route = &*route.name, "request denied");
+        self.inbound.failures.denials.write(|suppressed| {
+            tracing::info!(client.addr = %self.client.addr,
+                client.id = self.client.identity().map(weft_tls::identity::Identity::as_str), orig_dst.addr = %self.target.addr,
+                server = &*policy.meta.name, route = &*route.name, suppressed, "request denied");
+        });
         self.counters.denied(&self.inbound, policy, route, &self.client, self.target.addr);
         Failure::Unauthorized
     }

@@ -49,8 +49,10 @@ pub(super) fn admit<S>(
     let known = policy.borrow_and_update().clone();
     let stream = stream.with_metrics(inbound.source(client, target, &known.meta));
     let Some(authz) = known.authorize_bytes(client) else {
-        tracing::info!(client.addr = %client.addr, client.id = client.identity().map(weft_tls::identity::Identity::as_str),
-            orig_dst.addr = %target, server = &*known.meta.name, "connection denied");
+        inbound.failures.denials.write(|suppressed| {
+            tracing::info!(client.addr = %client.addr, client.id = client.identity().map(weft_tls::identity::Identity::as_str),
+                orig_dst.addr = %target, server = &*known.meta.name, suppressed, "connection denied");
+        });
         count(inbound, ("inbound_tcp_authz_deny", &metrics.inbound_tcp_deny), &known, None, client, target);
         return Err(ConnectionError::Denied);
     };

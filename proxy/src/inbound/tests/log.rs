@@ -55,6 +55,25 @@ async fn requests_that_fail_are_logged_at_info_and_those_that_policy_refuses_are
 }
 
 #[tokio::test]
+async fn a_flood_of_denied_requests_is_a_bounded_number_of_lines() {
+    let lines = Lines::default();
+    let _guard = lines.of_this_thread(INJECTORS_FILTER);
+    let world = World::new(http_app().await).await;
+    world.policies.publish(world.app.port(), detecting(vec![authz("nobody", only(&["nobody"]))]));
+    let stream = TokioIo::new(world.connect(Via::Plain, Some(ELSEWHERE)).await);
+    let (mut sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+    tokio::spawn(connection);
+    let began = tokio::time::Instant::now();
+    for _ in 0..100 {
+        let request = Request::get("http://web.demo/").body(Full::<Bytes>::default()).unwrap();
+        assert_eq!(sender.send_request(request).await.unwrap().status(), StatusCode::FORBIDDEN);
+    }
+    let bound = 20 * (1 + began.elapsed().as_secs());
+    let written = lines.text().matches("request denied").count() as u64;
+    assert!((20..=bound).contains(&written), "{written} lines, and not {bound}");
+}
+
+#[tokio::test]
 async fn connections_that_nobody_asked_to_end_are_logged_at_info() {
     let lines = Lines::default();
     let _guard = lines.of_this_thread(INJECTORS_FILTER);
