@@ -14,7 +14,7 @@ use std::{
 };
 
 use ::http::{
-    HeaderName, Method, Request, StatusCode, Version,
+    HeaderName, Request, StatusCode, Version,
     header::{CONTENT_LENGTH, HOST, USER_AGENT},
 };
 use serde_json::{Map, Value};
@@ -28,6 +28,8 @@ use crate::config::AccessLogFormat;
 const MAX_URI: usize = 8 * 1024;
 /// The most bytes of one of a request's header fields in a line.
 const MAX_FIELD: usize = 1024;
+/// The most bytes of a request's method in a line.
+const MAX_METHOD: usize = 64;
 
 /// The headers that may name a trace; the first that is there counts.
 const TRACE_IDS: [&str; 3] = ["x-b3-traceid", "x-request-id", "x-amzn-trace-id"];
@@ -47,7 +49,7 @@ pub(crate) struct Entry {
     client_id: Option<String>,
     timestamp: SystemTime,
     arrived: Instant,
-    method: Method,
+    method: String,
     uri: String,
     version: Version,
     trace_id: String,
@@ -82,7 +84,7 @@ impl AccessLog {
             client_id: client_id.map(Identity::to_string),
             timestamp: SystemTime::now(),
             arrived: Instant::now(),
-            method: request.method().clone(),
+            method: cut(request.method().as_str(), MAX_METHOD).to_owned(),
             uri: cut(&uri, MAX_URI).to_owned(),
             version: request.version(),
             trace_id: trace_id.map(|name| header(request, name)).unwrap_or_default(),
@@ -129,7 +131,7 @@ impl Entry {
                     ("client.addr", self.client_addr.to_string()),
                     ("client.id", client_id.to_owned()),
                     ("timestamp", timestamp.to_string()),
-                    ("method", self.method.to_string()),
+                    ("method", self.method.clone()),
                     ("uri", self.uri.clone()),
                     ("version", format!("{:?}", self.version)),
                     ("trace_id", self.trace_id.clone()),
@@ -196,6 +198,9 @@ mod tests {
     fn what_a_client_chooses_is_bounded() {
         let (entry, _lines) = entry(AccessLogFormat::Json, &format!("/{}", "a".repeat(60_000)));
         assert_eq!(entry.uri.len(), MAX_URI);
+        let request = Request::builder().method("M".repeat(60_000).as_str()).body(()).unwrap();
+        let begun = entry.log.begin(&request, entry.client_addr, None);
+        assert_eq!(begun.method.len(), MAX_METHOD);
         let request = Request::get("/").header("user-agent", "b".repeat(MAX_FIELD + 1)).body(()).unwrap();
         assert_eq!(header(&request, "user-agent").len(), MAX_FIELD);
         assert_eq!(cut("aé", 2), "a", "no character is cut in two");

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use http::{HeaderMap, Request, Response, Version, uri::Scheme};
+use http::{HeaderMap, Method, Request, Response, Version, uri::Scheme};
 use weft_proto::linkerd::{
     http_types::{Headers, headers::Header},
     net::TcpAddress,
@@ -21,6 +21,8 @@ use crate::metrics::{Direction, Labels};
 
 /// The most bytes of a path or an authority in an event.
 const MAX_TEXT: usize = 8 * 1024;
+/// The most bytes of a method in an event.
+const MAX_METHOD: usize = 64;
 /// The most bytes of headers in an event; those beyond are left out.
 const MAX_HEADERS: usize = 16 * 1024;
 
@@ -53,22 +55,20 @@ pub(super) fn request<B>(id: StreamId, request: &Request<B>, with_headers: bool)
     let uri = request.uri();
     let scheme = uri.scheme().unwrap_or(&Scheme::HTTP);
     let authority = authority(request).unwrap_or_default();
+    // The beginning of a method is one.
+    let method = Method::from_bytes(cut(request.method().as_str(), MAX_METHOD).as_bytes()).unwrap_or_default();
     let headers = with_headers.then(|| {
         let path = uri.path_and_query().map_or("", |path| path.as_str());
-        let pseudo = [
-            (":method", request.method().as_str()),
-            (":scheme", scheme.as_str()),
-            (":authority", authority),
-            (":path", path),
-        ];
+        let pseudo =
+            [(":method", method.as_str()), (":scheme", scheme.as_str()), (":authority", authority), (":path", path)];
         headers(if request.version() == Version::HTTP_2 { &pseudo } else { &[] }, request.headers())
     });
     Event::RequestInit(RequestInit {
         id: Some(id),
-        method: Some(request.method().clone().into()),
+        method: Some(method.into()),
         scheme: Some(scheme.into()),
-        authority: cut(authority),
-        path: cut(uri.path()),
+        authority: cut(authority, MAX_TEXT).to_owned(),
+        path: cut(uri.path(), MAX_TEXT).to_owned(),
         headers,
     })
 }
@@ -112,8 +112,9 @@ pub(super) fn grpc_status(headers: &HeaderMap) -> Option<u32> {
     headers.get("grpc-status")?.to_str().ok()?.parse().ok()
 }
 
-fn cut(text: &str) -> String {
-    text[..text.floor_char_boundary(MAX_TEXT)].to_owned()
+/// The beginning of a text, up to `most` bytes.
+fn cut(text: &str, most: usize) -> &str {
+    &text[..text.floor_char_boundary(most)]
 }
 
 fn headers(pseudo: &[(&str, &str)], headers: &HeaderMap) -> Headers {
@@ -134,9 +135,11 @@ mod tests {
     #[test]
     fn what_a_request_chooses_is_bounded() {
         let long = format!("/{}", "a".repeat(40_000));
-        let head = Request::get(&long).header("a", "1").header("b", "2".repeat(MAX_HEADERS)).body(()).unwrap();
+        let head = Request::get(&long).header("a", "1").header("b", "2".repeat(MAX_HEADERS));
+        let head = head.method("M".repeat(40_000).as_str()).body(()).unwrap();
         let Event::RequestInit(event) = request(StreamId::default(), &head, true) else { panic!() };
         assert_eq!(event.path.len(), MAX_TEXT);
+        assert_eq!(Method::try_from(event.method.unwrap()).unwrap().as_str().len(), MAX_METHOD);
         let names: Vec<_> = event.headers.unwrap().headers.into_iter().map(|header| header.name).collect();
         assert_eq!(names, ["a"]);
     }
