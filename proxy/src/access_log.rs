@@ -17,6 +17,7 @@ use ::http::{
     HeaderName, Request, StatusCode, Version,
     header::{CONTENT_LENGTH, HOST, USER_AGENT},
 };
+use percent_encoding::{CONTROLS, utf8_percent_encode};
 use serde_json::{Map, Value};
 use tokio::time::Instant;
 use weft_runtime::telemetry::{LineWriter, Lines};
@@ -85,7 +86,7 @@ impl AccessLog {
             timestamp: SystemTime::now(),
             arrived: Instant::now(),
             method: cut(request.method().as_str(), MAX_METHOD).to_owned(),
-            uri: cut(&uri, MAX_URI).to_owned(),
+            uri: cut(&printable(cut(&uri, MAX_URI)), MAX_URI).to_owned(),
             version: request.version(),
             trace_id: trace_id.map(|name| header(request, name)).unwrap_or_default(),
             request_bytes: field(&CONTENT_LENGTH),
@@ -171,7 +172,24 @@ fn cut(text: &str, most: usize) -> &str {
     &text[..text.floor_char_boundary(most)]
 }
 
-/// As Apache does: a target with quotation marks cannot end the field. Control characters are in no target.
+/// Encodes what ends lines or controls terminals, as the client should have done. Targets have raw UTF-8, too.
+fn printable(uri: &str) -> Cow<'_, str> {
+    let is_printable = |character: char| !character.is_control() && !matches!(character, '\u{2028}' | '\u{2029}');
+    if uri.chars().all(is_printable) {
+        return uri.into();
+    }
+    let mut printable = String::with_capacity(uri.len());
+    for character in uri.chars() {
+        if is_printable(character) {
+            printable.push(character);
+        } else {
+            printable.extend(utf8_percent_encode(character.encode_utf8(&mut [0; 4]), CONTROLS));
+        }
+    }
+    printable.into()
+}
+
+/// As Apache does: a target with quotation marks cannot end the field.
 fn escape(uri: &str) -> Cow<'_, str> {
     if uri.contains(['"', '\\']) { uri.replace('\\', "\\\\").replace('"', "\\\"").into() } else { uri.into() }
 }
@@ -192,6 +210,12 @@ mod tests {
         let line = entry.line(Duration::ZERO);
         assert!(line.ends_with("\"GET /a\\\"_HTTP/1.1\\\"_200\\\\ HTTP/1.1\" -\n"), "{line}");
         assert!(line.starts_with("[fd00::1]:4711 - - ["), "{line}");
+        for format in [AccessLogFormat::Apache, AccessLogFormat::Json] {
+            let (entry, _lines) = self::entry(format, "/\u{9b}31m\u{85}\u{2028}\u{2029}é");
+            let line = entry.line(Duration::ZERO);
+            assert!(line.contains("/%C2%9B31m%C2%85%E2%80%A8%E2%80%A9é"), "{line}");
+            assert_eq!(line.find(char::is_control), Some(line.len() - 1), "{line}");
+        }
     }
 
     #[test]
