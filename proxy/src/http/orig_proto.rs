@@ -8,7 +8,7 @@
 //! Refuses requests that upgrade their connection: those stay HTTP/1 (see [`super::headers::wants_upgrade`]).
 
 use http::{
-    HeaderMap, HeaderValue, Request, Response, Version,
+    HeaderMap, HeaderValue, Method, Request, Response, Version,
     header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING},
     uri::{Authority, PathAndQuery, Scheme, Uri},
 };
@@ -39,10 +39,11 @@ pub(crate) fn upgrade_request<B>(request: &mut Request<B>) {
     *request.version_mut() = Version::HTTP_2;
 }
 
-/// Removes a carried request's header and restores version, form and chunks; `None` if the request is native HTTP/2.
+/// Removes a carried request's header and restores version, form and chunks; `None` if the request is native HTTP/2, as
+/// every CONNECT request is: one over HTTP/1 is not carried.
 pub(crate) fn downgrade_request<B: Body>(request: &mut Request<B>) -> Option<OrigProto> {
     let value = request.headers_mut().remove(ORIG_PROTO)?;
-    let orig = parse(&value)?;
+    let orig = parse(&value).filter(|_| request.method() != Method::CONNECT)?;
     *request.version_mut() = orig.version;
     // hyper leaves out the body of a GET or HEAD unless a header says that there is one. HTTP/1.0 has no chunks.
     let has_length = request.body().is_end_stream() || request.headers().contains_key(CONTENT_LENGTH);
@@ -194,6 +195,18 @@ mod tests {
         let mut request = request("http://web.demo/x", Version::HTTP_2, "");
         assert_eq!(downgrade_request(&mut request), None);
         assert_eq!(request.uri(), "http://web.demo/x");
+    }
+
+    #[test]
+    fn connect_is_not_carried() {
+        for value in ["HTTP/1.1", "HTTP/1.1; absolute-form"] {
+            let mut request = request("web.demo:443", Version::HTTP_2, "");
+            *request.method_mut() = Method::CONNECT;
+            request.headers_mut().insert("l5d-orig-proto", HeaderValue::from_static(value));
+            assert_eq!(downgrade_request(&mut request), None, "{value}");
+            assert_eq!(request.version(), Version::HTTP_2);
+            assert!(!request.headers().contains_key("l5d-orig-proto"));
+        }
     }
 
     #[test]

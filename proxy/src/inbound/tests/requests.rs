@@ -46,6 +46,15 @@ async fn the_header_of_carried_http1_never_reaches_the_application() {
 }
 
 #[tokio::test]
+async fn connect_over_http2_is_refused_whatever_carries_it() {
+    let world = World::new(http_app().await).await;
+    for proto in ["", "HTTP/1.1", "HTTP/1.1; absolute-form"] {
+        let request = Request::connect("a:80").header("l5d-orig-proto", proto).body(()).unwrap();
+        assert_eq!(world.get_http2(Via::Plain, Some(ELSEWHERE), request).await.0, 400, "{proto}");
+    }
+}
+
+#[tokio::test]
 async fn http2_is_not_smuggled_through_an_upgrade() {
     let world = World::new(http_app().await).await;
     for (target, upgrade) in [
