@@ -7,8 +7,10 @@ use http::{
     header::{CONNECTION, HeaderName, TE, TRANSFER_ENCODING, UPGRADE},
 };
 
+/// The name of [`CLIENT_ID`].
+const CLIENT_ID_NAME: &str = "l5d-client-id";
 /// The client's identity, which the inbound proxy passes to its application.
-pub(crate) const CLIENT_ID: HeaderName = HeaderName::from_static("l5d-client-id");
+pub(crate) const CLIENT_ID: HeaderName = HeaderName::from_static(CLIENT_ID_NAME);
 /// The identity that an application requires of its server.
 pub(crate) const REQUIRE_ID: HeaderName = HeaderName::from_static("l5d-require-id");
 /// The service that a request was addressed to.
@@ -60,6 +62,19 @@ fn concerns_connection(name: &HeaderName) -> bool {
 /// cheaper than a look-up for each.
 pub(crate) fn has_mesh_headers(headers: &HeaderMap) -> bool {
     headers.keys().any(|name| name.as_str().starts_with("l5d-"))
+}
+
+/// Removes what a client claims as its identity, under each name that applications behind CGI read alike: there `-` and
+/// `_` are one character (RFC 3875 section 4.1.18).
+pub(crate) fn remove_client_id(headers: &mut HeaderMap) {
+    let is_client_id = |name: &&HeaderName| {
+        let name = name.as_str();
+        let is_same = |(byte, expected): (u8, u8)| byte == expected || (byte, expected) == (b'_', b'-');
+        name.len() == CLIENT_ID_NAME.len() && name.bytes().zip(CLIENT_ID_NAME.bytes()).all(is_same)
+    };
+    while let Some(name) = headers.keys().find(is_client_id).cloned() {
+        headers.remove(name);
+    }
 }
 
 fn is_hop_by_hop(name: &HeaderName) -> bool {
@@ -190,6 +205,18 @@ mod tests {
         }
         strip_hop_by_hop(&mut map);
         assert_eq!(map, headers(&[("l5d-client-id", "web.demo")]));
+    }
+
+    #[test]
+    fn an_identity_is_removed_under_each_name_that_reads_like_its_own() {
+        let mut map = HeaderMap::new();
+        for name in ["l5d-client-id", "l5d_client_id", "l5d-client_id", "l5d_client-id", "l5d-client-id"] {
+            map.append(name, HeaderValue::from_static("forged"));
+        }
+        let others = headers(&[("l5d-client-ip", "1"), ("l5d_client_ids", "2"), ("x_client_id_of", "3")]);
+        map.extend(others.clone());
+        remove_client_id(&mut map);
+        assert_eq!(map, others);
     }
 
     #[test]

@@ -43,7 +43,8 @@ use crate::{
         },
         form,
         headers::{
-            CLIENT_ID, ORIG_PROTO, log_request, log_response, strip_for_upgrade, strip_hop_by_hop, wants_upgrade,
+            CLIENT_ID, ORIG_PROTO, log_request, log_response, remove_client_id, strip_for_upgrade, strip_hop_by_hop,
+            wants_upgrade,
         },
         in_flight::{ClientRequests, Permit},
         orig_proto::{downgrade_request, to_absolute_form, upgrade_response},
@@ -205,7 +206,7 @@ impl HttpConnection {
     fn admit(&self, request: &mut Request<Body>) -> Result<Arc<Handles>, Failure> {
         form::normalize(request)?;
         // The client's claim does not count, only its certificate.
-        request.headers_mut().remove(CLIENT_ID);
+        remove_client_id(request.headers_mut());
         if let Some(id) = &self.client_id {
             request.headers_mut().insert(CLIENT_ID, id.clone());
         }

@@ -190,7 +190,8 @@ async fn get_over(
 ) -> (StatusCode, ::http::HeaderMap, String) {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
-    let request = Request::builder().uri(path).header("host", "web.demo").header("l5d-client-id", "forged");
+    let request = Request::builder().uri(path).header("host", "web.demo");
+    let request = request.header("l5d-client-id", "forged").header("l5d_client_id", "forged");
     let response = sender.send_request(request.body(Full::<Bytes>::default()).unwrap()).await.unwrap();
     let (head, body) = response.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
@@ -234,7 +235,9 @@ async fn answer(
             .header("upgrade", "mirror");
         return Ok(response.body(Full::default()).unwrap());
     }
-    let ids: Vec<&str> = request.headers().get_all("l5d-client-id").iter().map(|id| id.to_str().unwrap()).collect();
+    // As an application behind CGI reads names.
+    let ids = request.headers().iter().filter(|(name, _)| name.as_str().replace('_', "-") == "l5d-client-id");
+    let ids: Vec<&str> = ids.map(|(_, id)| id.to_str().unwrap()).collect();
     let seen = format!(
         "{:?} {} {} id={} proto={} host={} added={} connection={connection}",
         request.version(),
