@@ -10,6 +10,7 @@ use std::{
 };
 
 use clap::{Arg, ArgAction, Command};
+use weft_k8s_api::boolean;
 
 /// Rewrites a command line: options of `root` move behind the command's name, and switches lose their values.
 pub(crate) fn rewritten(root: &Command, line: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
@@ -58,15 +59,6 @@ pub(crate) fn rewritten(root: &Command, line: impl IntoIterator<Item = OsString>
     names
 }
 
-/// A truth value as Linkerd's flags have it (`strconv.ParseBool` of Go).
-pub(crate) fn boolean(text: &str) -> Option<bool> {
-    match text {
-        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
-        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
-        _ => None,
-    }
-}
-
 /// The option of a command that a word names.
 fn option<'a>(command: &'a Command, word: &OsStr) -> Option<&'a Arg> {
     let word = word.to_string_lossy();
@@ -105,7 +97,7 @@ fn switched(option: &Arg, word: &OsStr) -> Option<(String, bool)> {
         return None;
     }
     let (name, value) = parts(option, word.to_str()?);
-    Some((name.to_owned(), boolean(value?)?))
+    Some((name.to_owned(), boolean::parse(value?)?))
 }
 
 #[cfg(test)]

@@ -8,11 +8,9 @@ use std::fs;
 use anyhow::{Context as _, Result};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use serde_json::Value;
+use weft_k8s_api::boolean;
 
-use crate::{
-    arguments::boolean,
-    chart::{self, values},
-};
+use crate::chart::{self, values};
 
 /// What a flag takes, and what becomes of it.
 #[derive(Clone, Copy, Debug)]
@@ -237,7 +235,7 @@ fn is_linkerds(image: &str) -> bool {
 
 /// Parser for clap: `true` or `false`, however it is written.
 fn truth(text: &str) -> Result<String, String> {
-    boolean(text).map(|is| is.to_string()).ok_or_else(|| "expected true or false".to_owned())
+    boolean::parse(text).map(|is| is.to_string()).ok_or_else(|| "expected true or false".to_owned())
 }
 
 /// Parser for clap.
