@@ -16,6 +16,7 @@ use kube::core::{
 use tokio::{net::TcpListener, time::Instant};
 use tokio_rustls::{TlsAcceptor, rustls::ServerConfig};
 use weft_runtime::{
+    admin::text,
     drain::Watch,
     server::{Limits, RequestBody, Server},
 };
@@ -106,13 +107,6 @@ pub(crate) fn read(body: &[u8]) -> Result<AdmissionRequest<DynamicObject>, Strin
 
 fn too_large() -> Response<Full<Bytes>> {
     text(StatusCode::PAYLOAD_TOO_LARGE, "request body too large, expected at most 10 MiB\n")
-}
-
-fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body.into()));
-    *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("text/plain; charset=utf-8"));
-    response
 }
 
 #[cfg(test)]
