@@ -245,7 +245,7 @@ mod tests {
             ] {
                 kernel.set(answer);
                 tokio::time::sleep(Duration::from_millis(seconds * 1000 - 50)).await;
-                assert_eq!(readiness.pending().is_empty(), ready, "{answer:?}");
+                assert_eq!(readiness.reasons().is_empty(), ready, "{answer:?}");
                 assert_eq!((metrics.attested.get() == 1, metrics.lost.get()), (ready, lost), "{answer:?}");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
@@ -275,6 +275,6 @@ mod tests {
         let (_drain, watch) = drain::Drain::new();
         let asked = tokio::time::timeout(Duration::from_secs(30), run(gate, Metrics::new(), watch)).await;
         assert!(asked.is_err());
-        assert_eq!(readiness.pending(), ["redirect"]);
+        assert_eq!(readiness.reasons(), ["redirect"]);
     }
 }

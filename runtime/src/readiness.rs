@@ -42,12 +42,6 @@ impl Readiness {
         Gate { readiness: self.clone(), index: gates.len() - 1 }
     }
 
-    /// The names of the gates that are shut; empty means ready.
-    #[must_use]
-    pub fn pending(&self) -> Vec<&'static str> {
-        self.gates.lock().iter().filter(|gate| !gate.open).map(|gate| gate.name).collect()
-    }
-
     /// The gates that are shut, each with its component's reason; empty means ready.
     #[must_use]
     pub fn reasons(&self) -> Vec<String> {
@@ -91,14 +85,14 @@ mod tests {
     #[test]
     fn ready_only_when_every_gate_is_open() {
         let readiness = Readiness::new();
-        assert!(readiness.pending().is_empty());
+        assert!(readiness.reasons().is_empty());
         let (identity, redirect) = (readiness.gate("identity"), readiness.gate("redirect"));
         identity.open();
-        assert_eq!(readiness.pending(), ["redirect"]);
+        assert_eq!(readiness.reasons(), ["redirect"]);
         redirect.open();
-        assert!(readiness.pending().is_empty());
+        assert!(readiness.reasons().is_empty());
         identity.close();
-        assert_eq!(readiness.pending(), ["identity"]);
+        assert_eq!(readiness.reasons(), ["identity"]);
         identity.explain("no issuer");
         assert_eq!(readiness.reasons(), ["identity: no issuer"]);
         identity.open();

@@ -178,13 +178,13 @@ async fn fixture_behind(lifetime: Duration, own_anchors: bool, hop: impl FnOnce(
 #[tokio::test]
 async fn the_first_certificate_opens_the_gate_and_short_ones_are_renewed() {
     let Fixture { _dir, certifier, mut credentials, readiness, registry, .. } = fixture(SECOND, true).await;
-    assert_eq!(readiness.pending(), ["identity"]);
+    assert_eq!(readiness.reasons(), ["identity"]);
     let task = tokio::spawn(async move { certifier.certify_forever().await });
     let first = credentials.wait_for(Option::is_some).await.unwrap().clone().unwrap();
     credentials.changed().await.unwrap();
     let second = credentials.borrow().clone().unwrap();
     assert!(!Arc::ptr_eq(&first, &second));
-    assert!(readiness.pending().is_empty());
+    assert!(readiness.reasons().is_empty());
     let text = registry.encode(Format::Text);
     let value = |name: &str| {
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -207,7 +207,7 @@ async fn a_certificate_of_another_mesh_is_refused() {
     let error = fixture.certifier.certify().await.unwrap_err();
     assert!(matches!(error, CertifyError::Credentials(_)), "{error}");
     assert!(fixture.credentials.borrow().is_none());
-    assert_eq!(fixture.readiness.pending(), ["identity"]);
+    assert_eq!(fixture.readiness.reasons(), ["identity"]);
 }
 
 #[tokio::test]

@@ -165,14 +165,14 @@ async fn the_proxy_waits_for_the_agent_and_follows_its_svids() {
     world
         .following(async {
             eventually("a failure is counted", || world.failures() > 0).await;
-            assert_eq!(world.readiness.pending(), ["identity"]);
+            assert_eq!(world.readiness.reasons(), ["identity"]);
             let expiry = SystemTime::now() + HOUR;
             world.deliver(vec![world.domain.svid("spiffe://mesh.test/other", expiry), world.domain.svid(OWN, expiry)]);
             world.serve();
             let mut credentials = world.credentials.clone();
             let first = credentials.wait_for(Option::is_some).await.unwrap().clone().unwrap();
             assert_eq!(first.name().as_str(), OWN);
-            assert!(world.readiness.pending().is_empty());
+            assert!(world.readiness.reasons().is_empty());
 
             world.deliver(vec![world.domain.svid(OWN, expiry + HOUR)]);
             credentials.wait_for(|now| now.as_ref().is_some_and(|now| now.expiry() > first.expiry())).await.unwrap();
