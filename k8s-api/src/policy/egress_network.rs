@@ -48,11 +48,3 @@ impl EgressNetworkSpec {
         }
     }
 }
-
-impl EgressNetwork {
-    /// Whether its condition `Accepted` is true.
-    pub fn is_accepted(&self) -> bool {
-        let conditions = self.status.iter().flat_map(|status| &status.conditions);
-        conditions.into_iter().any(|condition| condition.type_ == "Accepted" && condition.status == "True")
-    }
-}

@@ -56,11 +56,3 @@ pub struct HttpLocalRateLimitPolicyStatus {
     /// The target, as in the spec.
     pub target_ref: TargetRef,
 }
-
-impl HttpLocalRateLimitPolicy {
-    /// Whether its condition `Accepted` is true.
-    pub fn is_accepted(&self) -> bool {
-        let conditions = self.status.iter().flat_map(|status| &status.conditions);
-        conditions.into_iter().any(|condition| condition.type_ == "Accepted" && condition.status == "True")
-    }
-}
