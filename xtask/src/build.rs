@@ -19,6 +19,9 @@ use crate::{
 /// compiling it takes.
 pub const ALLOCATOR: [&str; 2] = ["--features", "weft-proxy/jemalloc,weft-control-plane/jemalloc"];
 
+/// Selects every package but this program and the lab: one selection for all builds keeps the features of dependencies.
+pub(crate) const PRODUCT: [&str; 5] = ["--workspace", "--exclude", "weft-xtask", "--exclude", "weft-lab"];
+
 /// Build profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Profile {
@@ -48,15 +51,7 @@ impl Profile {
 pub fn binaries(workspace: &Workspace, profile: Profile) -> Result<PathBuf> {
     step("build the binaries");
     let mut cargo = command::cargo();
-    cargo.current_dir(&workspace.root).args([
-        "build",
-        "--workspace",
-        "--exclude",
-        "weft-xtask",
-        "--exclude",
-        "weft-lab",
-        "--bins",
-    ]);
+    cargo.current_dir(&workspace.root).arg("build").args(PRODUCT).arg("--bins");
     match profile {
         Profile::Dev => &mut cargo,
         Profile::Release => cargo.arg("--release").args(ALLOCATOR),

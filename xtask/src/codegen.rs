@@ -11,6 +11,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use crate::{
+    build::PRODUCT,
     command::{self, step},
     workspace::Workspace,
 };
@@ -61,18 +62,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 fn definitions(workspace: &Workspace) -> Result<BTreeMap<String, String>> {
     step("generate the custom resource definitions");
     let mut cargo = command::cargo();
-    cargo.current_dir(&workspace.root);
-    // The same packages as in every other build, so that dependencies keep their features.
-    command::run(cargo.args([
-        "build",
-        "--workspace",
-        "--exclude",
-        "weft-xtask",
-        "--exclude",
-        "weft-lab",
-        "--example",
-        "crds",
-    ]))?;
+    command::run(cargo.current_dir(&workspace.root).arg("build").args(PRODUCT).args(["--example", "crds"]))?;
     let directory: PathBuf = workspace.target.join("xtask").join(format!("crds-{}", std::process::id()));
     fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
     let example = workspace.binaries("debug").join("examples/crds");
