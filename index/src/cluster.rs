@@ -60,29 +60,29 @@ pub struct Cluster {
 
 impl Cluster {
     /// Whether an address belongs to the cluster.
-    pub fn contains(&self, ip: IpAddr) -> bool {
+    pub(crate) fn contains(&self, ip: IpAddr) -> bool {
         self.networks.iter().any(|network| network.contains(&ip))
     }
 
     /// The mesh identity of a service account.
-    pub fn identity(&self, account: &str, namespace: &str) -> String {
+    pub(crate) fn identity(&self, account: &str, namespace: &str) -> String {
         format!("{account}.{}", self.namespace_suffix(namespace))
     }
 
     /// The common suffix of all identities of a namespace.
-    pub fn namespace_suffix(&self, namespace: &str) -> String {
+    pub(crate) fn namespace_suffix(&self, namespace: &str) -> String {
         format!("{namespace}.serviceaccount.identity.{}.{}", self.control_namespace, self.trust_domain)
     }
 
     /// The Service that a ServiceProfile's name refers to.
-    pub fn service_of_profile(&self, name: &str) -> Option<Key> {
+    pub(crate) fn service_of_profile(&self, name: &str) -> Option<Key> {
         let labels = name.strip_suffix(&self.cluster_domain)?.strip_suffix(".svc.")?;
         let (service, namespace) = labels.split_once('.').filter(|(_, namespace)| !namespace.contains('.'))?;
         Some(Key::new(namespace, service))
     }
 
     /// The DNS name of a Service.
-    pub fn service_name(&self, name: &str, namespace: &str) -> String {
+    pub(crate) fn service_name(&self, name: &str, namespace: &str) -> String {
         format!("{name}.{namespace}.svc.{}", self.cluster_domain)
     }
 }
