@@ -98,7 +98,7 @@ impl Cluster {
     /// # Errors
     /// The API server's error, unchanged.
     pub fn apply(&self, manifest: &str) -> anyhow::Result<String> {
-        self.with_file("apply", manifest)
+        self.with_file(&["apply"], manifest)
     }
 
     /// Deletes the objects of a manifest, and waits until they are gone.
@@ -106,14 +106,31 @@ impl Cluster {
     /// # Errors
     /// The API server's error, unchanged.
     pub fn delete(&self, manifest: &str) -> anyhow::Result<String> {
-        self.with_file("delete", manifest)
+        self.with_file(&["delete"], manifest)
     }
 
-    fn with_file(&self, verb: &str, manifest: &str) -> anyhow::Result<String> {
+    /// The objects of a manifest, as kubectl reads them. The API server does not validate them.
+    ///
+    /// # Errors
+    /// When kubectl cannot read the manifest.
+    pub fn objects(&self, manifest: &str) -> anyhow::Result<Vec<Value>> {
+        let printed = self.with_file(&["create", "--dry-run=client", "--validate=false", "-o", "json"], manifest)?;
+        let mut objects = Vec::new();
+        for document in serde_json::Deserializer::from_str(&printed).into_iter::<Value>() {
+            let document = document.context("read what kubectl printed")?;
+            match document["items"].as_array() {
+                Some(items) => objects.extend_from_slice(items),
+                None => objects.push(document),
+            }
+        }
+        Ok(objects)
+    }
+
+    fn with_file(&self, arguments: &[&str], manifest: &str) -> anyhow::Result<String> {
         let mut file = tempfile::NamedTempFile::new()?;
         file.write_all(manifest.as_bytes())?;
         let path = file.path().to_string_lossy().into_owned();
-        self.kubectl(&[verb, "-f", &path])
+        self.kubectl(&[arguments, &["-f", &path]].concat())
     }
 
     /// Waits until a workload such as `deploy/web` is rolled out.

@@ -2,6 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "shared/certificates.rs"]
+mod certificates;
+
 use std::{
     collections::BTreeMap,
     fs,
@@ -11,20 +14,13 @@ use std::{
 use serde_json::{Value, json};
 use weft_k8s_api::manifest::split;
 use weft_tests::{
-    certificates::Certificates,
     cluster::Cluster,
     output::{errors, succeeded},
 };
-use weft_tls::ca::Root;
+
+use certificates::generate_certificates;
 
 const MESH: &str = "cli-install";
-
-/// A new trust anchor, and an issuer that it has signed.
-fn generate_certificates() -> Certificates {
-    let root = Root::generate("root.linkerd.cluster.local").unwrap();
-    let issuer = root.issue_issuer("identity.linkerd.cluster.local").unwrap();
-    Certificates::write(root.certificate_pem(), &issuer.certificate, &issuer.key).unwrap()
-}
 
 fn weft(cluster: &Cluster, arguments: &[&str], more: &[String]) -> Output {
     cluster
@@ -39,24 +35,14 @@ fn weft(cluster: &Cluster, arguments: &[&str], more: &[String]) -> Output {
 
 /// The objects of a stream, by kind and name, as kubectl reads them; kinds that it does not find, as YAML.
 fn objects(cluster: &Cluster, yaml: &str) -> BTreeMap<String, Value> {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("objects.yaml");
     let documents = split(yaml).into_iter().map(|document| document.text.to_owned());
     let (operators, others): (Vec<_>, Vec<_>) = documents.partition(|text| {
         ["monitoring.coreos.com/", "policy.linkerd.io/"]
             .iter()
             .any(|group| text.contains(&format!("apiVersion: {group}")))
     });
-    fs::write(&file, others.join("\n---\n")).unwrap();
-    let dry = ["create", "--dry-run=client", "--validate=false", "-o", "json", "-f", file.to_str().unwrap()];
-    let printed = cluster.kubectl(&dry).unwrap();
-    let documents = serde_json::Deserializer::from_str(&printed).into_iter::<Value>();
-    let flatten = |document: Value| match document["items"].as_array() {
-        Some(items) => items.clone(),
-        None => vec![document],
-    };
     let operators = operators.iter().map(|text| serde_yaml_ng::from_str(text).unwrap());
-    let objects = documents.flat_map(|document| flatten(document.unwrap()));
+    let objects = cluster.objects(&others.join("\n---\n")).unwrap().into_iter();
     objects
         .chain(operators)
         .map(|object| {

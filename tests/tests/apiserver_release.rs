@@ -14,7 +14,7 @@ use std::{
 
 use tempfile::TempDir;
 use weft_test_kit::binaries;
-use weft_tests::cluster::Cluster;
+use weft_tests::{cluster::Cluster, output::succeeded};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -23,12 +23,6 @@ fn dist(into: &Path, arguments: &[&str]) {
     let mut lab = Command::new(binaries::directory().unwrap().join("weft-lab"));
     lab.args(["dist", "--profile", "dev", "--no-build", "--output"]).arg(into).args(arguments);
     succeeded(&lab.output().unwrap());
-}
-
-fn succeeded(output: &Output) -> String {
-    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{said}");
-    said
 }
 
 /// A registry on a port of its own that ends with the test.

@@ -39,7 +39,7 @@ fn values_of_linkerds_plugin_reach_the_agent() {
                     iptablesMode=legacy,useWaitFlag=true,privileged=true,repairController.enabled=true,\
                     resources.memory.limit=99Mi,updateStrategy.rollingUpdate.maxUnavailable=3,\
                     kubeAPIServerPorts=8443";
-    let rendered = objects(&cluster, &succeeded(&template(settings)));
+    let rendered = cluster.objects(&succeeded(&template(settings))).unwrap();
     let config = &object(&rendered, "ConfigMap", "linkerd-cni-config")["data"]["values"];
     let found = Values::parse(config.as_str().unwrap()).unwrap().redirection().unwrap();
     assert_eq!((found.ports.inbound, found.ports.outbound, found.ports.control), (5143, 5140, 5190));
@@ -57,7 +57,7 @@ fn values_of_linkerds_plugin_reach_the_agent() {
     }
 
     let emptied = template("ignoreInboundPorts=,ignoreOutboundPorts=,kubeAPIServerPorts=");
-    let emptied = objects(&cluster, &succeeded(&emptied));
+    let emptied = cluster.objects(&succeeded(&emptied)).unwrap();
     let config = &object(&emptied, "ConfigMap", "linkerd-cni-config")["data"]["values"];
     let skips = Values::parse(config.as_str().unwrap()).unwrap().redirection().unwrap().skips;
     assert!([skips.inbound, skips.outbound, skips.api_server_ports].iter().all(PortSet::is_empty), "{config}");
@@ -65,7 +65,7 @@ fn values_of_linkerds_plugin_reach_the_agent() {
     let several = succeeded(&template(r"controllerNamespace=linkerd\,linkerd-edge"));
     assert!(several.contains("- --controller-namespace=linkerd,linkerd-edge\n"), "{several}");
 
-    let defaults = objects(&cluster, &succeeded(&template("controllerNamespace=")));
+    let defaults = cluster.objects(&succeeded(&template("controllerNamespace="))).unwrap();
     let config = &object(&defaults, "ConfigMap", "linkerd-cni-config")["data"]["values"];
     let found = Values::parse(config.as_str().unwrap()).unwrap().redirection().unwrap();
     let mut linkerds = RedirectionDefaults::default();

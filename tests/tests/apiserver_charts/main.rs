@@ -6,6 +6,8 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod agent_only;
+#[path = "../shared/certificates.rs"]
+mod certificates;
 mod installation;
 mod rendering;
 mod values;
@@ -24,21 +26,15 @@ use weft_k8s_api::{
     ports::PortSet,
     values::Values,
 };
-use weft_tests::{certificates::Certificates, cluster::Cluster, output::succeeded};
-use weft_tls::ca::Root;
+use weft_tests::{cluster::Cluster, output::succeeded};
+
+use certificates::generate_certificates;
 
 const CONTROL_PLANE: &str = "charts/weft-control-plane";
 const CRDS: &str = "charts/weft-crds";
 const MESH: &str = "linkerd";
 /// Held by the test that has something installed: a cluster takes one agent.
 static INSTALLED: Mutex<()> = Mutex::new(());
-
-/// A new trust anchor, and an issuer that it has signed.
-fn generate_certificates() -> Certificates {
-    let root = Root::generate("root.linkerd.cluster.local").unwrap();
-    let issuer = root.issue_issuer("identity.linkerd.cluster.local").unwrap();
-    Certificates::write(root.certificate_pem(), &issuer.certificate, &issuer.key).unwrap()
-}
 
 fn helm(arguments: &[&str], more: &[String]) -> Output {
     let mut helm = Command::new("helm");
@@ -51,21 +47,6 @@ fn render(more: &[String]) -> String {
 
 fn strings(texts: &[&str]) -> Vec<String> {
     texts.iter().map(|text| (*text).to_owned()).collect()
-}
-
-/// The objects of rendered YAML.
-fn objects(cluster: &Cluster, yaml: &str) -> Vec<Value> {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("objects.yaml");
-    fs::write(&file, yaml).unwrap();
-    let dry = ["create", "--dry-run=client", "--validate=false", "-o", "json", "-f", file.to_str().unwrap()];
-    let printed = cluster.kubectl(&dry).unwrap();
-    let documents = serde_json::Deserializer::from_str(&printed).into_iter::<Value>();
-    let flatten = |document: Value| match document["items"].as_array() {
-        Some(items) => items.clone(),
-        None => vec![document],
-    };
-    documents.flat_map(|document| flatten(document.unwrap())).collect()
 }
 
 fn object<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {

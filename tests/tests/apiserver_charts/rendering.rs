@@ -21,7 +21,7 @@ fn monitoring_objects_select_every_metrics_port_and_alerts_fire() {
     assert_eq!(names("prometheusRule.enabled=true"), ["weft"]);
 
     // The ports by whose names the control plane's PodMonitor selects them.
-    let rendered = objects(&cluster, &render(&certificates.all()));
+    let rendered = cluster.objects(&render(&certificates.all())).unwrap();
     let runs = |object: &&Value| ["Deployment", "DaemonSet"].contains(&object["kind"].as_str().unwrap());
     for workload in rendered.iter().filter(runs) {
         for container in workload["spec"]["template"]["spec"]["containers"].as_array().unwrap() {
@@ -47,7 +47,7 @@ fn network_policies_admit_the_ports_that_are_served() {
     let certificates = generate_certificates();
     let settings = "networkPolicy.enabled=true,proxy.ports.inbound=5143,proxy.ports.control=5190,\
                     networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.team=ops";
-    let rendered = objects(&cluster, &render(&[certificates.all(), strings(&["--set", settings])].concat()));
+    let rendered = cluster.objects(&render(&[certificates.all(), strings(&["--set", settings])].concat())).unwrap();
     for name in ["linkerd-destination", "linkerd-identity", "linkerd-proxy-injector"] {
         let template = &object(&rendered, "Deployment", name)["spec"]["template"];
         let policy = &object(&rendered, "NetworkPolicy", name)["spec"];
@@ -120,7 +120,7 @@ fn the_issuers_key_is_in_its_secret_only() {
     let certificates = generate_certificates();
     let key = fs::read_to_string(certificates.path("issuer.key")).unwrap();
     let line = key.lines().nth(1).unwrap();
-    let rendered = objects(&cluster, &render(&certificates.all()));
+    let rendered = cluster.objects(&render(&certificates.all())).unwrap();
     let holders: Vec<_> = rendered.iter().filter(|object| object.to_string().contains(line)).collect();
     assert!(holders.is_empty(), "{holders:?}");
     let secret = object(&rendered, "Secret", "linkerd-identity-issuer");
@@ -137,7 +137,7 @@ fn a_client_authority_reaches_every_webhook() {
     let certificates = generate_certificates();
     let set = strings(&["--set-file", &format!("webhookClientCA={}", certificates.path("ca.crt").display())]);
     for (more, expected) in [(&set[..], 3), (&[], 0)] {
-        let rendered = objects(&cluster, &render(&[certificates.all(), more.to_vec()].concat()));
+        let rendered = cluster.objects(&render(&[certificates.all(), more.to_vec()].concat())).unwrap();
         let deployments = rendered.iter().filter(|object| object["kind"] == "Deployment");
         let told = deployments.flat_map(|object| {
             let pod = &object["spec"]["template"]["spec"];
@@ -155,7 +155,7 @@ fn a_client_authority_reaches_every_webhook() {
     // Webhooks read it once, so another one must restart them.
     let pods = |file: &str| {
         let authority = certificates.set("webhookClientCA", file).to_vec();
-        let rendered = objects(&cluster, &render(&[certificates.all(), authority].concat()));
+        let rendered = cluster.objects(&render(&[certificates.all(), authority].concat())).unwrap();
         ["linkerd-destination", "linkerd-proxy-injector"]
             .map(|name| object(&rendered, "Deployment", name)["spec"]["template"].clone())
     };
@@ -180,7 +180,7 @@ fn the_control_planes_own_proxy_is_the_injectors() {
                   proxy.tracing.labels.none=,proxy.tracing.labels.k8s\\.pod\\.uid=,\
                   proxy.experimentalEnv[0].name=A,proxy.experimentalEnv[0].value=a";
     let settings = strings(&["--set", tuning]);
-    let rendered = objects(&cluster, &render(&[certificates.all(), settings].concat()));
+    let rendered = cluster.objects(&render(&[certificates.all(), settings].concat())).unwrap();
     let text = |object: &Value, key: &str| object["data"][key].as_str().unwrap().to_owned();
     let values = Values::parse(&text(object(&rendered, "ConfigMap", "linkerd-config"), "values")).unwrap();
     let anchors = text(object(&rendered, "ConfigMap", "linkerd-identity-trust-roots"), "ca-bundle.crt");
@@ -236,7 +236,7 @@ fn unanswered_ports_of_the_control_plane_are_not_denied() {
     let cluster = Cluster::from_env().unwrap();
     let certificates = generate_certificates();
     let deny = strings(&["--set", "proxy.denyUnansweredPorts=true"]);
-    let rendered = objects(&cluster, &render(&[certificates.all(), deny].concat()));
+    let rendered = cluster.objects(&render(&[certificates.all(), deny].concat())).unwrap();
     let config = object(&rendered, "ConfigMap", "linkerd-config")["data"]["values"].as_str().unwrap();
     assert!(Values::parse(config).unwrap().inject_config(MESH, "anchors").unwrap().tuning.deny_unanswered_ports);
     let with_proxies: Vec<_> =
@@ -251,7 +251,7 @@ fn unanswered_ports_of_the_control_plane_are_not_denied() {
 #[test]
 fn the_identity_service_refuses_plaintext() {
     let cluster = Cluster::from_env().unwrap();
-    let rendered = objects(&cluster, &render(&generate_certificates().all()));
+    let rendered = cluster.objects(&render(&generate_certificates().all())).unwrap();
     let tls_ports = |name: &str| {
         let spec = &object(&rendered, "Deployment", name)["spec"]["template"]["spec"];
         let containers =
@@ -268,7 +268,7 @@ fn the_identity_service_refuses_plaintext() {
 #[test]
 fn objects_have_the_names_that_linkerds_check_looks_for() {
     let cluster = Cluster::from_env().unwrap();
-    let rendered = objects(&cluster, &render(&generate_certificates().all()));
+    let rendered = cluster.objects(&render(&generate_certificates().all())).unwrap();
     for (kind, name) in [
         ("ClusterRole", "linkerd-linkerd-destination"),
         ("ClusterRole", "linkerd-linkerd-identity"),
@@ -299,7 +299,7 @@ fn objects_have_the_names_that_linkerds_check_looks_for() {
 #[test]
 fn the_agents_api_is_on_no_network() {
     let cluster = Cluster::from_env().unwrap();
-    let rendered = objects(&cluster, &render(&generate_certificates().all()));
+    let rendered = cluster.objects(&render(&generate_certificates().all())).unwrap();
     let container = &object(&rendered, "DaemonSet", "weft-agent")["spec"]["template"]["spec"]["containers"][0];
     let arguments = container["args"].as_array().unwrap().iter().map(|argument| argument.as_str().unwrap());
     let listening: Vec<_> = arguments.filter(|argument| argument.contains("addr")).collect();

@@ -113,7 +113,7 @@ fn images_that_are_copied_from_linkerds_values_become_ours() {
     ] {
         let settings = strings(&["-f", "k8s-api/linkerd/values.yaml", "--set", settings]);
         let arguments = [certificates.all(), settings].concat();
-        let rendered = objects(&cluster, &render(&arguments));
+        let rendered = cluster.objects(&render(&arguments)).unwrap();
         let spec = &object(&rendered, "Deployment", "linkerd-destination")["spec"]["template"]["spec"];
         assert_eq!(spec["containers"][0]["image"], controller, "{row}");
         assert_eq!(spec["initContainers"][0]["image"], proxy, "{row}");
@@ -138,7 +138,7 @@ fn emptied_lists_of_ports_reach_every_part() {
     let rendered = render(&[certificates.all(), emptied].concat());
     let lists: Vec<_> = rendered.lines().filter_map(|line| line.split_once("--default-opaque-ports=")).collect();
     assert!(!lists.is_empty() && lists.iter().all(|(_, list)| list.trim_matches('"').is_empty()), "{lists:?}");
-    let rendered = objects(&cluster, &rendered);
+    let rendered = cluster.objects(&rendered).unwrap();
     let config = &object(&rendered, "ConfigMap", "linkerd-config")["data"]["values"];
     let config = Values::parse(config.as_str().unwrap()).unwrap().inject_config(MESH, "anchors").unwrap();
     let skips = [config.skips.inbound, config.skips.outbound, config.skips.api_server_ports];
@@ -166,7 +166,8 @@ fn a_components_own_values_are_its_own() {
             "{probes},{annotations}.{team}=mesh,{team}=all,{annotations}.podAnnotations.note=,podAnnotations.note=all,\
              {proxy}.memory.limit=77Mi"
         );
-        let rendered = objects(&cluster, &render(&[certificates.all(), strings(&["--set", &settings])].concat()));
+        let rendered =
+            cluster.objects(&render(&[certificates.all(), strings(&["--set", &settings])].concat())).unwrap();
         for other in ["destination", "identity", "proxy-injector"] {
             let template = &object(&rendered, "Deployment", &format!("linkerd-{other}"))["spec"]["template"];
             let own = other == deployment;
@@ -218,7 +219,7 @@ fn values_of_an_older_chart_are_enough() {
     let rendered = render(&[certificates.all(), strings(&["--set", &absent])].concat());
     // What a template prints of a value that it does not find.
     assert!(!rendered.contains("%!") && !rendered.contains("<nil>"), "{rendered}");
-    let rendered = objects(&cluster, &rendered);
+    let rendered = cluster.objects(&rendered).unwrap();
     let template = &object(&rendered, "Deployment", "linkerd-destination")["spec"]["template"]["spec"];
     let startup = &template["initContainers"][0]["startupProbe"];
     assert_eq!((&startup["periodSeconds"], &startup["failureThreshold"]), (&json!(1), &json!(120)));

@@ -10,7 +10,10 @@ use serde_json::Value;
 use weft_tests::certificates::Certificates;
 use weft_tls::ca::Root;
 
-use crate::world::{CHART, MESH, SHOP, World};
+use crate::{
+    certificates::generate_certificates,
+    world::{CHART, MESH, SHOP, World},
+};
 
 /// A pod that the application's namespace admits.
 const RESTRICTED: &str = r#"{"spec": {"securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
@@ -18,9 +21,7 @@ const RESTRICTED: &str = r#"{"spec": {"securityContext": {"runAsNonRoot": true, 
         "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}}}]}}"#;
 
 pub(super) fn missing_crds(world: &mut World) {
-    let root = Root::generate("root.linkerd.cluster.local").unwrap();
-    let issuer = root.issue_issuer("identity.linkerd.cluster.local").unwrap();
-    let certificates = Certificates::write(root.certificate_pem(), &issuer.certificate, &issuer.key).unwrap();
+    let certificates = generate_certificates();
     let values = certificates.all();
     let values: Vec<&str> = values.iter().map(String::as_str).collect();
     let install = ["install", "too-early", CHART, "--namespace", MESH, "--create-namespace"];

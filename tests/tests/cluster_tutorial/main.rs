@@ -12,6 +12,8 @@
 
 mod agent_only;
 mod bad_input;
+#[path = "../shared/certificates.rs"]
+mod certificates;
 mod command_line;
 mod component;
 mod interception;
