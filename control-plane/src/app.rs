@@ -32,7 +32,7 @@ use weft_runtime::{
     drain, dumpable, files,
     metrics::Metrics,
     readiness::Readiness,
-    server::{Limits, RequestBody, Server},
+    server::{Limits, RequestBody, Server, bind},
     signal,
     tasks::Tasks,
     telemetry,
@@ -546,11 +546,6 @@ fn lease_config(
 
 fn read(flag: &str, path: &std::path::Path) -> anyhow::Result<String> {
     std::fs::read_to_string(path).with_context(|| format!("{flag} {}: cannot be read", path.display()))
-}
-
-fn bind(addr: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
-    weft_runtime::server::bind(addr)
-        .with_context(|| format!("{flag} {addr}: cannot be bound, stop the process that uses it or choose another"))
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ mod paced;
 
 use std::{convert::Infallible, future::Future, io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
+use anyhow::Context as _;
 use bytes::Bytes;
 use http::{Extensions, HeaderValue, Request, Response, StatusCode, Version, header};
 use hyper::{body::Body, service::service_fn};
@@ -324,8 +325,13 @@ impl Server {
 /// Binds a listener for [`Server`], which many clients may dial at once.
 ///
 /// # Errors
-/// When the address cannot be bound.
-pub fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
+/// When the address cannot be bound; the error names the flag that sets it.
+pub fn bind(addr: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
+    listen(addr)
+        .with_context(|| format!("{flag} {addr}: cannot be bound, stop the process that uses it or choose another"))
+}
+
+fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
     let socket = if addr.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     // As tokio's own: a restarted process need not wait for the connections of the last one.
     socket.set_reuseaddr(true)?;

@@ -1,6 +1,6 @@
 //! The process: bind, start every task, serve, drain.
 
-use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, anyhow};
 use kube::{
@@ -16,7 +16,7 @@ use weft_runtime::{
     drain, files,
     metrics::Metrics,
     readiness::Readiness,
-    server::{Limits, Server},
+    server::{Limits, Server, bind},
     signal,
     tasks::Tasks,
     telemetry,
@@ -131,9 +131,4 @@ async fn connect(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
     // A connection that was idle is used again.
     config.reset_reader_on_write = true;
     Client::try_from(config).context("prepare the client of the Kubernetes API")
-}
-
-fn bind(addr: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
-    weft_runtime::server::bind(addr)
-        .with_context(|| format!("{flag} {addr}: cannot be bound, stop the process that uses it or choose another"))
 }

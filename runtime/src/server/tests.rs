@@ -221,7 +221,7 @@ async fn request_bodies_are_bounded_over_all_connections() {
 #[tokio::test]
 async fn a_thousand_clients_connect_before_one_is_accepted() {
     crate::files::raise_limit().unwrap();
-    let listener = bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let listener = listen(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
     let addr = listener.local_addr().unwrap();
     // Nothing accepts. The kernel completes as many as fit in the queue, and lets the others wait.
     let allowed: usize = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap().trim().parse().unwrap();
