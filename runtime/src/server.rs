@@ -185,25 +185,8 @@ impl Server {
         self.serve_with_extensions(listener, plain, service).await;
     }
 
-    /// Serves on the stream that `handshake` returns until the drain, which tracks requests in progress.
-    pub async fn serve_with<H, HF, IO, S, F, B>(self, listener: TcpListener, handshake: H, service: S)
-    where
-        H: Fn(TcpStream) -> HF,
-        HF: Future<Output = io::Result<IO>> + Send + 'static,
-        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        S: Fn(Request<RequestBody>, SocketAddr) -> F + Clone + Send + Sync + 'static,
-        F: Future<Output = Response<B>> + Send + 'static,
-        B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin + Send + 'static,
-    {
-        let handshake = move |stream| {
-            let accepted = handshake(stream);
-            async move { Ok((accepted.await?, Extensions::new())) }
-        };
-        self.serve_with_extensions(listener, handshake, service).await;
-    }
-
-    /// Like [`Server::serve_with`], for a handshake that learns something about the client: its extensions are added
-    /// to every request of the connection.
+    /// Serves on the stream that `handshake` returns until the drain, which tracks requests in progress. What the
+    /// handshake learns about the client, its extensions, is added to every request of the connection.
     pub async fn serve_with_extensions<H, HF, IO, S, F, B>(self, listener: TcpListener, handshake: H, service: S)
     where
         H: Fn(TcpStream) -> HF,

@@ -6,14 +6,17 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode, header};
+use http::{Extensions, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Body;
 use kube::core::{
     DynamicObject,
     admission::{AdmissionRequest, AdmissionReview},
 };
-use tokio::{net::TcpListener, time::Instant};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    time::Instant,
+};
 use tokio_rustls::{TlsAcceptor, rustls::ServerConfig};
 use weft_runtime::{
     admin::text,
@@ -49,7 +52,11 @@ pub(super) async fn serve(
         let admission = admission.clone();
         async move { handle(&admission, request).await }
     };
-    server.serve_with(listener, move |stream| acceptor.accept(stream), service).await;
+    let handshake = move |stream: TcpStream| {
+        let accepted = acceptor.accept(stream);
+        async move { accepted.await.map(|stream| (stream, Extensions::new())) }
+    };
+    server.serve_with_extensions(listener, handshake, service).await;
 }
 
 async fn handle(admission: &Admission, request: Request<RequestBody>) -> Response<Full<Bytes>> {
@@ -112,7 +119,6 @@ fn too_large() -> Response<Full<Bytes>> {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use tokio::net::TcpStream;
     use weft_tls::serving::CurrentPair;
 
     use super::*;
