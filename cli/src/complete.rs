@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use clap::{Arg, Command};
+use clap::{Arg, Command, Subcommand as _};
 use clap_complete::{
     CompleteEnv,
     engine::{ArgValueCandidates, ArgValueCompleter, CompletionCandidate},
@@ -26,7 +26,7 @@ use kube::{
     config::Kubeconfig,
 };
 
-use crate::{cluster::ClusterArgs, kind::Kind};
+use crate::{cluster::ClusterArgs, kind::Kind, viz::Verb};
 
 /// The variable by which a script asks for candidates.
 const VARIABLE: &str = "WEFT_COMPLETE";
@@ -34,8 +34,6 @@ const VARIABLE: &str = "WEFT_COMPLETE";
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Most names that are asked for: longer lists are of no use in a shell.
 const MOST: u32 = 500;
-/// The commands about metrics. They do not take a name without its kind.
-const METRICS: [&str; 7] = ["stat", "stat-inbound", "stat-outbound", "edges", "routes", "top", "tap"];
 
 /// Answers a script and ends the process, if one asks.
 pub(crate) fn answer(command: fn() -> Command) {
@@ -54,7 +52,8 @@ pub(crate) fn script(shell: clap_complete::Shell, to: &mut Vec<u8>) -> Result<()
 /// Adds what completes names to a command and those below it. What is in a sandbox, no cluster knows.
 fn with_names(command: Command) -> Command {
     let below = |command: Command| if command.get_name() == "sandbox" { command } else { with_names(command) };
-    let with_name = if METRICS.contains(&command.get_name()) { with_kind_and_name } else { with_name };
+    // The commands about metrics do not take a name without its kind.
+    let with_name = if Verb::has_subcommand(command.get_name()) { with_kind_and_name } else { with_name };
     command.mut_args(with_name).mut_subcommands(below)
 }
 

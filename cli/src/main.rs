@@ -27,6 +27,7 @@ mod dashboard;
 mod diagnostics;
 mod docs;
 mod explain;
+mod extension;
 mod identity;
 mod inject;
 mod install;
@@ -105,20 +106,8 @@ enum Command {
     Sandbox(sandbox::SandboxArgs),
     /// Show the kernel's decisions about connections of meshed pods, live
     Trace(trace::TraceArgs),
-    /// Show golden metrics of workloads, Services and namespaces: success rate, requests per second, latency
-    Stat(Box<viz::StatArgs>),
-    /// Show what workloads accept and refuse, by Server and route
-    StatInbound(Box<viz::InboundArgs>),
-    /// Show what workloads send, by Service, route and backend
-    StatOutbound(Box<viz::OutboundArgs>),
-    /// Show which workloads talk to each other, and whether over mutual TLS
-    Edges(Box<viz::EdgesArgs>),
-    /// Show traffic by the routes of ServiceProfiles
-    Routes(Box<viz::RoutesArgs>),
-    /// Show live requests, added up
-    Top(Box<viz::TopArgs>),
-    /// Show live requests one by one, optionally with the kernel's verdicts
-    Tap(Box<viz::TapArgs>),
+    #[command(flatten)]
+    Metrics(viz::Verb),
     /// Explain what the kernel would do with a connection of a meshed pod, by which rule, and what to change
     Explain(explain::ExplainArgs),
     /// Check whether a cluster can run the mesh, and whether its mesh is healthy
@@ -149,7 +138,7 @@ enum Command {
     /// Print what to delete after an upgrade
     Prune(install::PruneArgs),
     /// Install, check and remove the component that keeps metrics and serves taps
-    Viz(install::viz::VizArgs),
+    Viz(extension::VizArgs),
     #[command(flatten)]
     Absent(absent::AtRoot),
     /// Print the versions of this program, the control plane and proxies
@@ -227,13 +216,10 @@ fn execute(command: Command) -> Result<ExitCode> {
             wait(|| trace::execute(args))??;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Stat(args) => metrics(viz::Verb::Stat(args)),
-        Command::StatInbound(args) => metrics(viz::Verb::Inbound(args)),
-        Command::StatOutbound(args) => metrics(viz::Verb::Outbound(args)),
-        Command::Edges(args) => metrics(viz::Verb::Edges(args)),
-        Command::Routes(args) => metrics(viz::Verb::Routes(args)),
-        Command::Top(args) => metrics(viz::Verb::Top(args)),
-        Command::Tap(args) => metrics(viz::Verb::Tap(args)),
+        Command::Metrics(verb) => {
+            wait(|| viz::execute(verb))??;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Explain(args) => {
             wait(|| explain::execute(args))??;
             Ok(ExitCode::SUCCESS)
@@ -260,7 +246,7 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Upgrade(args) => wait(|| install::upgrade(args))?,
         Command::Uninstall(args) => wait(|| install::uninstall(args))?,
         Command::Prune(args) => wait(|| install::prune(args))?,
-        Command::Viz(args) => wait(|| install::viz::execute(args))?,
+        Command::Viz(args) => wait(|| extension::execute(args))?,
         Command::Absent(command) => Ok(command.refuse()),
         Command::Version(args) => {
             wait(|| version::execute(&args))??;
@@ -278,11 +264,6 @@ fn execute(command: Command) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
     }
-}
-
-fn metrics(verb: viz::Verb) -> Result<ExitCode> {
-    wait(|| viz::execute(verb))??;
-    Ok(ExitCode::SUCCESS)
 }
 
 /// Namespaces belong to a thread: this runs before there is a second one.

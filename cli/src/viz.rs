@@ -23,32 +23,41 @@ mod tap;
 mod top;
 
 use anyhow::Result;
+use clap::Subcommand;
 
-pub(crate) use edges::EdgesArgs;
-pub(crate) use inbound::InboundArgs;
-pub(crate) use outbound::OutboundArgs;
-pub(crate) use routes::RoutesArgs;
+use edges::EdgesArgs;
+use inbound::InboundArgs;
+use outbound::OutboundArgs;
+use routes::RoutesArgs;
 pub(crate) use source::{Pace, Source, SourceArgs};
-pub(crate) use stat::StatArgs;
-pub(crate) use tap::TapArgs;
-pub(crate) use top::TopArgs;
+use stat::StatArgs;
+use tap::TapArgs;
+use top::TopArgs;
 
-/// A verb with its arguments.
+/// The commands about metrics: at the root, and hidden below `weft viz`, where Linkerd has them.
+#[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
+    /// Show golden metrics of workloads, Services and namespaces: success rate, requests per second, latency
     Stat(Box<StatArgs>),
-    Inbound(Box<InboundArgs>),
-    Outbound(Box<OutboundArgs>),
+    /// Show what workloads accept and refuse, by Server and route
+    StatInbound(Box<InboundArgs>),
+    /// Show what workloads send, by Service, route and backend
+    StatOutbound(Box<OutboundArgs>),
+    /// Show which workloads talk to each other, and whether over mutual TLS
     Edges(Box<EdgesArgs>),
+    /// Show traffic by the routes of ServiceProfiles
     Routes(Box<RoutesArgs>),
+    /// Show live requests, added up
     Top(Box<TopArgs>),
+    /// Show live requests one by one, optionally with the kernel's verdicts
     Tap(Box<TapArgs>),
 }
 
 pub(crate) async fn execute(verb: Verb) -> Result<()> {
     match verb {
         Verb::Stat(args) => stat::execute(*args).await,
-        Verb::Inbound(args) => inbound::execute(*args).await,
-        Verb::Outbound(args) => outbound::execute(*args).await,
+        Verb::StatInbound(args) => inbound::execute(*args).await,
+        Verb::StatOutbound(args) => outbound::execute(*args).await,
         Verb::Edges(args) => edges::execute(*args).await,
         Verb::Routes(args) => routes::execute(*args).await,
         Verb::Top(args) => top::execute(*args).await,

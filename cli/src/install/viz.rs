@@ -1,11 +1,10 @@
-//! `weft viz`: installing, checking and removing the component `weft-viz`, as `weft install` does with the mesh:
-//! manifests for `kubectl apply -f -` and `kubectl delete -f -`. Also the verbs of `linkerd viz`, hidden: they are at
-//! the root here.
+//! `weft viz install` and `uninstall`: manifests of the component `weft-viz` for `kubectl apply -f -` and
+//! `kubectl delete -f -`, as `weft install` prints those of the mesh.
 
 use std::process::ExitCode;
 
 use anyhow::{Result, anyhow, bail};
-use clap::{Args, Subcommand};
+use clap::Args;
 use serde_json::json;
 
 use super::{
@@ -16,16 +15,12 @@ use super::{
     values::HelmArgs,
 };
 use crate::{
-    absent,
     chart::{Chart, values::Settings},
-    check::{self, VizCheckArgs},
     cluster::ClusterArgs,
     component::{NAMESPACE, SELECTOR},
-    dashboard::{self, DashboardArgs},
     manifest::ManifestFormat,
     mesh::installed::Installed,
     output::{self, progress},
-    viz::{self, EdgesArgs, InboundArgs, OutboundArgs, RoutesArgs, StatArgs, TapArgs, TopArgs, Verb},
 };
 
 /// Kinds of the chart that the mesh's chart does not have.
@@ -38,59 +33,10 @@ const KINDS: [(&str, &str, &str, bool); 3] = [
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   weft viz install | kubectl apply -f -
-  weft viz check
-  weft viz uninstall | kubectl delete -f -
-
-`weft stat`, `weft tap` and `weft dashboard` work without it, with your right to port-forward to pods. With it, they need rights of
-their own (`get stats.viz.weft.io`, `create taps.viz.weft.io`), and answers look back 15 minutes.")]
-pub(crate) struct VizArgs {
-    #[command(subcommand)]
-    command: VizCommand,
-}
-
-#[derive(Debug, Subcommand)]
-enum VizCommand {
-    /// Print the manifests of the component
-    Install(InstallArgs),
-    /// Print what to delete to remove the component
-    Uninstall(UninstallArgs),
-    /// Check whether the component is sound
-    Check(VizCheckArgs),
-    /// As `weft stat`
-    #[command(hide = true)]
-    Stat(Box<StatArgs>),
-    /// As `weft stat-inbound`
-    #[command(hide = true)]
-    StatInbound(Box<InboundArgs>),
-    /// As `weft stat-outbound`
-    #[command(hide = true)]
-    StatOutbound(Box<OutboundArgs>),
-    /// As `weft edges`
-    #[command(hide = true)]
-    Edges(Box<EdgesArgs>),
-    /// As `weft routes`
-    #[command(hide = true)]
-    Routes(Box<RoutesArgs>),
-    /// As `weft top`
-    #[command(hide = true)]
-    Top(Box<TopArgs>),
-    /// As `weft tap`
-    #[command(hide = true)]
-    Tap(Box<TapArgs>),
-    /// As `weft dashboard`
-    #[command(hide = true)]
-    Dashboard(DashboardArgs),
-    #[command(flatten)]
-    Absent(absent::InViz),
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  weft viz install | kubectl apply -f -
   weft viz install --set scrapeInterval=5s --set 'clients[0].name=grafana,clients[0].namespace=monitoring' | kubectl apply -f -
 
 The same again is an upgrade: give the values of the installation.")]
-struct InstallArgs {
+pub(crate) struct InstallArgs {
     /// Ask no cluster whether there is a mesh, or an installation by helm
     #[arg(long, alias = "skip-checks")]
     ignore_cluster: bool,
@@ -111,7 +57,7 @@ struct InstallArgs {
   weft viz uninstall | kubectl delete -f -
 
 The namespace stays: Linkerd's extension has the same one.")]
-struct UninstallArgs {
+pub(crate) struct UninstallArgs {
     /// Format of the manifests
     #[arg(short, long, value_enum, default_value_t)]
     output: ManifestFormat,
@@ -119,34 +65,8 @@ struct UninstallArgs {
     cluster: ClusterArgs,
 }
 
-/// `weft viz`.
-pub(crate) async fn execute(args: VizArgs) -> Result<ExitCode> {
-    match args.command {
-        VizCommand::Install(args) => install(args).await,
-        VizCommand::Uninstall(args) => uninstall(args).await,
-        VizCommand::Check(args) => check::viz(args).await,
-        VizCommand::Stat(args) => read(Verb::Stat(args)).await,
-        VizCommand::StatInbound(args) => read(Verb::Inbound(args)).await,
-        VizCommand::StatOutbound(args) => read(Verb::Outbound(args)).await,
-        VizCommand::Edges(args) => read(Verb::Edges(args)).await,
-        VizCommand::Routes(args) => read(Verb::Routes(args)).await,
-        VizCommand::Top(args) => read(Verb::Top(args)).await,
-        VizCommand::Tap(args) => read(Verb::Tap(args)).await,
-        VizCommand::Dashboard(args) => {
-            dashboard::execute(args).await?;
-            Ok(ExitCode::SUCCESS)
-        }
-        VizCommand::Absent(command) => Ok(command.refuse()),
-    }
-}
-
-/// A verb that Linkerd has below `viz`, and Weft at the root.
-async fn read(verb: Verb) -> Result<ExitCode> {
-    viz::execute(verb).await?;
-    Ok(ExitCode::SUCCESS)
-}
-
-async fn install(args: InstallArgs) -> Result<ExitCode> {
+/// `weft viz install`.
+pub(crate) async fn install(args: InstallArgs) -> Result<ExitCode> {
     let settings = args.helm.settings(None).await?;
     let is_new = match args.ignore_cluster {
         true => true,
@@ -185,7 +105,8 @@ fn rendered(namespace: &str, settings: &Settings, is_new: bool) -> Result<Render
     Rendered::of(texts)
 }
 
-async fn uninstall(args: UninstallArgs) -> Result<ExitCode> {
+/// `weft viz uninstall`.
+pub(crate) async fn uninstall(args: UninstallArgs) -> Result<ExitCode> {
     let listed = async {
         let cluster = args.cluster.cluster().await?;
         if let Some(component) = InstalledViz::find(&cluster).await? {
