@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, bail};
 use regex::Regex;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// Keywords that constrain nothing.
 const ANNOTATIONS: [&str; 6] = ["$schema", "$comment", "title", "description", "definitions", "default"];
@@ -37,128 +37,139 @@ impl<'a> Check<'a> {
             bail!("more than {DEEPEST} schemas in one another, at {path:?}");
         }
         for (keyword, rule) in keywords {
-            let found = self.keyword(path, keywords, keyword, rule, value);
-            let mistake = found.with_context(|| format!("keyword {keyword} of {path:?} in the schema: {rule}"))?;
-            self.mistakes.extend(mistake.map(|mistake| format!("value {path}: {mistake}")));
+            let good = self.keyword(path, keywords, keyword, value);
+            if good.with_context(|| format!("keyword {keyword} of {path:?} in the schema: {rule}"))? {
+                continue;
+            }
+            // A description says more to a reader than a regular expression.
+            let expected = match keywords.get("description").and_then(Value::as_str) {
+                Some(description) => description.to_owned(),
+                None => format!("{keyword} {rule}"),
+            };
+            self.mistakes.push(format!("value {path}: {value}, expected {expected}"));
         }
         self.depth -= 1;
         Ok(())
     }
 
-    /// What is wrong by one keyword; what is wrong inside is added.
-    fn keyword(
-        &mut self,
-        path: &str,
-        all: &'a serde_json::Map<String, Value>,
-        keyword: &str,
-        rule: &'a Value,
-        value: &Value,
-    ) -> Result<Option<String>> {
-        let length = |text: &str| u64::try_from(text.chars().count()).unwrap_or(u64::MAX);
-        let whole = || rule.as_u64().context("not a number");
-        let good = match (keyword, value) {
-            ("$ref", value) => {
+    /// Whether a value is right by one keyword of a schema. Mistakes inside the value are added.
+    fn keyword(&mut self, path: &str, schema: &'a Map<String, Value>, keyword: &str, value: &Value) -> Result<bool> {
+        let rule = &schema[keyword];
+        match (keyword, value) {
+            ("$ref" | "allOf" | "anyOf", _) => return self.combined(path, keyword, rule, value),
+            ("properties" | "additionalProperties" | "required", Value::Object(values)) => {
+                self.object(path, schema, keyword, values)?;
+            }
+            ("items", Value::Array(items)) => {
+                for (index, item) in items.iter().enumerate() {
+                    self.value(&format!("{path}[{index}]"), rule, item)?;
+                }
+            }
+            // These are about values of other types.
+            ("properties" | "additionalProperties" | "required" | "items", _) => {}
+            _ => return scalar(keyword, rule, value),
+        }
+        Ok(true)
+    }
+
+    /// Keywords that refer to other schemas of the same value.
+    fn combined(&mut self, path: &str, keyword: &str, rule: &'a Value, value: &Value) -> Result<bool> {
+        match keyword {
+            "$ref" => {
                 let pointer = rule.as_str().and_then(|rule| rule.strip_prefix('#')).context("not a reference")?;
                 let schema = self.root.pointer(pointer).context("a reference to nothing")?;
                 self.value(path, schema, value)?;
-                true
+                Ok(true)
             }
-            ("allOf", value) => {
+            "allOf" => {
                 for schema in rule.as_array().context("not a list")? {
                     self.value(path, schema, value)?;
                 }
-                true
+                Ok(true)
             }
-            ("anyOf", value) => {
+            _ => {
                 let mut any = false;
                 for schema in rule.as_array().context("not a list")? {
                     let mut inner = Check { root: self.root, mistakes: Vec::new(), depth: self.depth };
                     inner.value(path, schema, value)?;
                     any |= inner.mistakes.is_empty();
                 }
-                any
+                Ok(any)
             }
-            ("type", value) => match rule {
-                Value::String(name) => is_a(name, value)?,
-                Value::Array(names) => {
-                    let kinds: Result<Vec<_>> =
-                        names.iter().map(|name| is_a(name.as_str().context("not a type")?, value)).collect();
-                    kinds?.contains(&true)
-                }
-                _ => bail!("not a type"),
-            },
-            ("enum", value) => rule.as_array().context("not a list")?.contains(value),
-            ("const", value) => rule == value,
-            ("properties", Value::Object(values)) => {
+        }
+    }
+
+    /// Keywords about objects.
+    fn object(
+        &mut self,
+        path: &str,
+        schema: &'a Map<String, Value>,
+        keyword: &str,
+        values: &Map<String, Value>,
+    ) -> Result<()> {
+        let rule = &schema[keyword];
+        match keyword {
+            "properties" => {
                 for (name, schema) in rule.as_object().context("not a mapping")? {
                     if let Some(value) = values.get(name) {
                         self.value(&below(path, name), schema, value)?;
                     }
                 }
-                true
             }
-            ("additionalProperties", Value::Object(values)) => {
-                let known = all.get("properties").and_then(Value::as_object);
-                for (name, value) in
-                    values.iter().filter(|(name, _)| known.is_none_or(|known| !known.contains_key(*name)))
-                {
-                    match rule {
-                        Value::Bool(false) => {
-                            self.mistakes
-                                .push(format!("value {}: unknown, not a value of this chart", below(path, name)));
-                        }
-                        schema => self.value(&below(path, name), schema, value)?,
-                    }
-                }
-                true
-            }
-            ("required", Value::Object(values)) => {
+            "required" => {
                 for name in rule.as_array().context("not a list")?.iter().filter_map(Value::as_str) {
                     if !values.contains_key(name) {
                         self.mistakes.push(format!("value {}: missing", below(path, name)));
                     }
                 }
-                true
             }
-            ("items", Value::Array(items)) => {
-                for (index, item) in items.iter().enumerate() {
-                    self.value(&format!("{path}[{index}]"), rule, item)?;
+            _ => {
+                let known = schema.get("properties").and_then(Value::as_object);
+                for (name, value) in values {
+                    if known.is_some_and(|known| known.contains_key(name)) {
+                        continue;
+                    }
+                    let path = below(path, name);
+                    match rule {
+                        Value::Bool(false) => {
+                            self.mistakes.push(format!("value {path}: unknown, not a value of this chart"));
+                        }
+                        schema => self.value(&path, schema, value)?,
+                    }
                 }
-                true
             }
-            ("minItems", Value::Array(items)) => u64::try_from(items.len()).unwrap_or(u64::MAX) >= whole()?,
-            ("pattern", Value::String(text)) => Regex::new(rule.as_str().context("not a text")?)?.is_match(text),
-            ("minLength", Value::String(text)) => length(text) >= whole()?,
-            ("maxLength", Value::String(text)) => length(text) <= whole()?,
-            ("minimum", Value::Number(number)) => number.as_f64() >= rule.as_f64(),
-            ("maximum", Value::Number(number)) => number.as_f64() <= rule.as_f64(),
-            // These are about values of other types.
-            (
-                "properties"
-                | "additionalProperties"
-                | "required"
-                | "items"
-                | "minItems"
-                | "pattern"
-                | "minLength"
-                | "maxLength"
-                | "minimum"
-                | "maximum",
-                _,
-            ) => true,
-            (keyword, _) if ANNOTATIONS.contains(&keyword) => true,
-            _ => bail!("not supported"),
-        };
-        if good {
-            return Ok(None);
         }
-        // A description says more to a reader than a regular expression.
-        let expected = match all.get("description").and_then(Value::as_str) {
-            Some(description) => format!("expected {description}"),
-            None => format!("expected {keyword} {rule}"),
-        };
-        Ok(Some(format!("{value}, {expected}")))
+        Ok(())
     }
+}
+
+/// Keywords about a value itself, not about what it contains.
+fn scalar(keyword: &str, rule: &Value, value: &Value) -> Result<bool> {
+    let length = |text: &str| u64::try_from(text.chars().count()).unwrap_or(u64::MAX);
+    let whole = || rule.as_u64().context("not a number");
+    Ok(match (keyword, value) {
+        ("type", _) => match rule {
+            Value::String(name) => is_a(name, value)?,
+            Value::Array(names) => {
+                let kinds: Result<Vec<_>> =
+                    names.iter().map(|name| is_a(name.as_str().context("not a type")?, value)).collect();
+                kinds?.contains(&true)
+            }
+            _ => bail!("not a type"),
+        },
+        ("enum", _) => rule.as_array().context("not a list")?.contains(value),
+        ("const", _) => rule == value,
+        ("minItems", Value::Array(items)) => u64::try_from(items.len()).unwrap_or(u64::MAX) >= whole()?,
+        ("pattern", Value::String(text)) => Regex::new(rule.as_str().context("not a text")?)?.is_match(text),
+        ("minLength", Value::String(text)) => length(text) >= whole()?,
+        ("maxLength", Value::String(text)) => length(text) <= whole()?,
+        ("minimum", Value::Number(number)) => number.as_f64() >= rule.as_f64(),
+        ("maximum", Value::Number(number)) => number.as_f64() <= rule.as_f64(),
+        // These are about values of other types.
+        ("minItems" | "pattern" | "minLength" | "maxLength" | "minimum" | "maximum", _) => true,
+        _ if ANNOTATIONS.contains(&keyword) => true,
+        _ => bail!("not supported"),
+    })
 }
 
 fn is_a(name: &str, value: &Value) -> Result<bool> {
