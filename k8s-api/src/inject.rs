@@ -34,7 +34,7 @@ pub use config::{
 pub use exemption::{Exemption, ExemptionRules, UnknownExemption};
 pub use opaque::{check_opaque_ports, pod_opaque_ports, service_opaque_ports};
 pub use redirection::{Redirection, RedirectionDefaults};
-pub use running::{proxy_container, variable};
+pub use running::{is_native_sidecar, proxy_container, variable};
 pub use tuning::{ControlStreams, DebugImage, PerDirection, ProbeTiming, Probes, ProxyTuning, Tracing, Workers};
 
 use crate::{

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodStatus};
 
 use crate::{
-    inject::{ProxyPorts, proxy_container, variable},
+    inject::{ProxyPorts, is_native_sidecar, proxy_container, variable},
     labels,
 };
 
@@ -81,8 +81,7 @@ pub fn status(pod: &Pod) -> String {
 /// What an init container does that has not ended well; a sidecar is past it when it has started.
 fn initializing(pod: &Pod, status: &PodStatus) -> Option<String> {
     let specs = || pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
-    let is_sidecar =
-        |name: &str| specs().any(|spec| spec.name == name && spec.restart_policy.as_deref() == Some("Always"));
+    let is_sidecar = |name: &str| specs().any(|spec| spec.name == name && is_native_sidecar(spec));
     let statuses = status.init_container_statuses.as_deref().unwrap_or_default();
     let is_past = |container: &ContainerStatus| {
         let ended = container.state.as_ref().and_then(|state| state.terminated.as_ref());

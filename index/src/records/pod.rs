@@ -86,7 +86,7 @@ impl PodRecord {
             spec.init_containers
                 .iter()
                 .flatten()
-                .filter(|c| c.restart_policy.as_deref() == Some("Always"))
+                .filter(|container| inject::is_native_sidecar(container))
                 .chain(&spec.containers)
         };
         let node_ips: Vec<IpAddr> =

@@ -11,6 +11,11 @@ pub fn proxy_container(pod: &Pod) -> Option<&Container> {
     containers.find(|container| container.name == labels::PROXY_CONTAINER)
 }
 
+/// Whether an init container is a sidecar: one that runs beside the containers, which start after it.
+pub fn is_native_sidecar(container: &Container) -> bool {
+    container.restart_policy.as_deref() == Some("Always")
+}
+
 /// A variable's value; of several variables of one name, the last one's, as for the kubelet.
 pub fn variable<'a>(container: &'a Container, name: &str) -> Option<&'a str> {
     let mut variables = container.env.iter().flatten();

@@ -16,6 +16,7 @@ use super::{
     annotations::Settings,
     config::{InjectConfig, ProxyResources},
     env::{self, PodPorts},
+    running::is_native_sidecar,
     tuning::{DebugImage, ProbeTiming},
 };
 use crate::{inject::image_reference, labels, ports::PortSet};
@@ -53,11 +54,7 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
 fn serving(pod: &Pod) -> impl Iterator<Item = &Container> {
     let spec = pod.spec.iter();
     spec.flat_map(|spec| {
-        let sidecars = spec
-            .init_containers
-            .iter()
-            .flatten()
-            .filter(|container| container.restart_policy.as_deref() == Some("Always"));
+        let sidecars = spec.init_containers.iter().flatten().filter(|container| is_native_sidecar(container));
         sidecars.chain(&spec.containers)
     })
 }

@@ -24,7 +24,11 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
-use weft_k8s_api::{inject::Redirection, labels, observe, ports::PortSet};
+use weft_k8s_api::{
+    inject::{Redirection, is_native_sidecar},
+    labels, observe,
+    ports::PortSet,
+};
 use weft_proto::agent::PodRef;
 
 use self::{
@@ -243,7 +247,7 @@ impl PodLifecycle {
         let spec = self.desired.pod.spec.clone().unwrap_or_default();
         for container in spec.init_containers.iter().flatten() {
             self.report.update(|state, _| state.message = format!("waiting for container {}", container.name));
-            if container.restart_policy.as_deref() == Some("Always") {
+            if is_native_sidecar(container) {
                 self.supervise(running, container, true)?;
                 self.wait_until_started(container).await;
             } else {
@@ -361,7 +365,7 @@ impl PodLifecycle {
     /// Watches readiness, renews tokens, and enrols the pod with every agent after `generation`.
     async fn watch(&self, mut generation: u64) {
         let spec = self.desired.pod.spec.clone().unwrap_or_default();
-        let sidecars = spec.init_containers.iter().flatten().filter(|c| c.restart_policy.as_deref() == Some("Always"));
+        let sidecars = spec.init_containers.iter().flatten().filter(|container| is_native_sidecar(container));
         let containers: Vec<&Container> = sidecars.chain(&spec.containers).collect();
         let mut renewed = Instant::now();
         loop {
@@ -470,7 +474,7 @@ impl PodLifecycle {
     fn sidecar_pids(&self) -> usize {
         let spec = self.desired.pod.spec.as_ref();
         let sidecars = spec.and_then(|spec| spec.init_containers.as_ref()).into_iter().flatten();
-        sidecars.filter(|container| container.restart_policy.as_deref() == Some("Always")).count()
+        sidecars.filter(|container| is_native_sidecar(container)).count()
     }
 
     fn kill_processes(&self) {
