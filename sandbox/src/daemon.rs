@@ -264,8 +264,9 @@ impl<R: FnMut(&State)> Daemon<R> {
     /// Stops the applications first, then the control plane.
     async fn end(&mut self, mut events: mpsc::UnboundedReceiver<(u32, PodEvent)>) {
         for control_plane in [false, true] {
-            let of_this_kind =
-                |handle: &Handle| (handle.state.namespace == crate::config::CONTROL_NAMESPACE) == control_plane;
+            let of_this_kind = |handle: &Handle| {
+                (handle.state.borrow().namespace == crate::config::CONTROL_NAMESPACE) == control_plane
+            };
             self.pods.values().filter(|handle| of_this_kind(handle)).for_each(Handle::stop);
             while self.pods.values().any(of_this_kind) {
                 let Some((number, event)) = events.recv().await else { return };
@@ -276,12 +277,9 @@ impl<R: FnMut(&State)> Daemon<R> {
 
     fn take(&mut self, number: u32, event: PodEvent) {
         match event {
-            PodEvent::Changed(state) => {
-                if let Some(handle) = self.pods.get_mut(&number) {
-                    handle.state = *state;
-                }
-            }
-            PodEvent::Gone(number) => {
+            // Its handle has the new state.
+            PodEvent::Changed => {}
+            PodEvent::Gone => {
                 self.pods.remove(&number);
             }
         }
@@ -317,8 +315,7 @@ impl<R: FnMut(&State)> Daemon<R> {
         let mut wanted: HashMap<(String, String), &DesiredPod> =
             self.desired.pods.iter().map(|pod| (key_of(pod), pod)).collect();
         for handle in self.pods.values() {
-            let key = (handle.state.namespace.clone(), handle.state.name.clone());
-            match wanted.remove(&key) {
+            match wanted.remove(&key_of(&handle.desired)) {
                 Some(pod) if pod.template_hash == handle.desired.template_hash => {}
                 _ => handle.stop(),
             }
@@ -339,11 +336,10 @@ impl<R: FnMut(&State)> Daemon<R> {
         let running: Vec<RunningPod> = self
             .pods
             .values()
-            .filter(|handle| handle.state.times.network_ms.is_some())
-            .map(|handle| RunningPod {
-                pod: handle.desired.pod.clone(),
-                ips: handle.state.ips.clone(),
-                ready: handle.state.ready,
+            .filter_map(|handle| {
+                let state = handle.state.borrow();
+                state.times.network_ms?;
+                Some(RunningPod { pod: handle.desired.pod.clone(), ips: state.ips.clone(), ready: state.ready })
             })
             .collect();
         let services = &self.desired.services;
@@ -381,12 +377,12 @@ impl<R: FnMut(&State)> Daemon<R> {
 
     fn state(&self, slices: &[EndpointSlice]) -> State {
         let shared = &self.shared;
-        let pods: Vec<_> = self.pods.values().map(|handle| handle.state.clone()).collect();
+        let pods: Vec<_> = self.pods.values().map(|handle| handle.state.borrow().clone()).collect();
         let is_complete = self.desired.pods.iter().all(|wanted| {
             let key = key_of(wanted);
             self.pods.values().any(|handle| {
-                handle.state.ready
-                    && (handle.state.namespace == key.0 && handle.state.name == key.1)
+                handle.state.borrow().ready
+                    && key_of(&handle.desired) == key
                     && handle.desired.template_hash == wanted.template_hash
             })
         });

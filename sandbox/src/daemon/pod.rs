@@ -12,14 +12,14 @@ use std::{
     net::IpAddr,
     path::PathBuf,
     process::{ExitStatus, Stdio},
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::Duration,
 };
 
 use k8s_openapi::api::core::v1::Container;
 use tokio::{
     process::Child,
-    sync::mpsc,
+    sync::{mpsc, watch},
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
@@ -68,18 +68,18 @@ pub(super) struct PodContext {
     pub(super) agent: Option<Agent>,
 }
 
-/// An update about a pod, sent to the daemon.
+/// An update about a pod, sent to the daemon with the pod's number.
 pub(super) enum PodEvent {
-    /// Something changed.
-    Changed(Box<PodState>),
+    /// Its state changed.
+    Changed,
     /// Nothing is left of the pod.
-    Gone(u32),
+    Gone,
 }
 
 /// A pod that is running or starting.
 pub(super) struct Handle {
     pub(super) desired: DesiredPod,
-    pub(super) state: PodState,
+    pub(super) state: watch::Receiver<PodState>,
     stop: CancellationToken,
 }
 
@@ -140,13 +140,14 @@ pub(super) fn spawn(
         containers: containers.collect(),
         times: crate::state::PodTimes::default(),
     };
+    let (state_tx, state) = watch::channel(state);
     let stop = CancellationToken::new();
     let lifecycle = PodLifecycle {
         desired: desired.clone(),
         number,
         dir,
         shared,
-        report: Arc::new(PodReporter { number, started: Instant::now(), state: Mutex::new(state.clone()), events }),
+        report: Arc::new(PodReporter { number, started: Instant::now(), state: state_tx, events }),
         stop: stop.clone(),
     };
     tokio::spawn(lifecycle.run());
@@ -440,10 +441,10 @@ impl PodLifecycle {
         let seconds = self.desired.pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
         let grace = seconds.and_then(|seconds| u64::try_from(seconds).ok()).map_or(GRACE, Duration::from_secs);
         running.stop_containers.cancel();
-        let sidecar_pids = self.sidecar_pids();
+        let sidecar_count = self.sidecar_count();
         let deadline = Instant::now() + grace;
         // Sidecars serve until the applications are gone.
-        while running.supervisors.len() > sidecar_pids && Instant::now() < deadline {
+        while running.supervisors.len() > sidecar_count && Instant::now() < deadline {
             if timeout(deadline - Instant::now(), running.supervisors.join_next()).await.is_err() {
                 break;
             }
@@ -467,11 +468,11 @@ impl PodLifecycle {
         if let Err(error) = fs::remove_dir_all(&self.dir) {
             tracing::debug!(pod = %state.name, %error, "pod's directory is not removed");
         }
-        let _ = self.report.events.send((self.number, PodEvent::Gone(self.number)));
+        let _ = self.report.events.send((self.number, PodEvent::Gone));
     }
 
     /// Number of supervisors of sidecars.
-    fn sidecar_pids(&self) -> usize {
+    fn sidecar_count(&self) -> usize {
         let spec = self.desired.pod.spec.as_ref();
         let sidecars = spec.and_then(|spec| spec.init_containers.as_ref()).into_iter().flatten();
         sidecars.filter(|container| is_native_sidecar(container)).count()

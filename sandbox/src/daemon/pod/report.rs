@@ -1,8 +1,9 @@
 //! A pod's state and the channel that reports its changes to the daemon.
 
-use std::sync::{Mutex, PoisonError};
-
-use tokio::{sync::mpsc, time::Instant};
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
 
 use super::PodEvent;
 use crate::state::{ContainerState, PodState};
@@ -11,17 +12,16 @@ use crate::state::{ContainerState, PodState};
 pub(super) struct PodReporter {
     pub(super) number: u32,
     pub(super) started: Instant,
-    pub(super) state: Mutex<PodState>,
+    pub(super) state: watch::Sender<PodState>,
     pub(super) events: mpsc::UnboundedSender<(u32, PodEvent)>,
 }
 
 impl PodReporter {
     pub(super) fn update(&self, change: impl FnOnce(&mut PodState, f64)) {
         let elapsed_ms = self.started.elapsed().as_secs_f64() * 1000.0;
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        change(&mut state, elapsed_ms);
+        self.state.send_modify(|state| change(state, elapsed_ms));
         // The receiver is gone only during shutdown.
-        let _ = self.events.send((self.number, PodEvent::Changed(Box::new(state.clone()))));
+        let _ = self.events.send((self.number, PodEvent::Changed));
     }
 
     pub(super) fn container(&self, name: &str, change: impl FnOnce(&mut ContainerState)) {
@@ -33,6 +33,6 @@ impl PodReporter {
     }
 
     pub(super) fn snapshot(&self) -> PodState {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.state.borrow().clone()
     }
 }
