@@ -132,9 +132,14 @@ impl Gate {
     ///
     /// # Errors
     /// PERMISSION_DENIED names verb, resource and namespace; UNAVAILABLE when Kubernetes cannot be asked.
-    pub(crate) async fn allow(&self, caller: &Arc<Caller>, access: Access, namespaces: &[&str]) -> Result<(), Status> {
+    pub(crate) async fn allow(
+        &self,
+        caller: &Arc<Caller>,
+        access: Access,
+        namespaces: &[String],
+    ) -> Result<(), Status> {
         for namespace in namespaces {
-            let key = (Arc::clone(caller), access, (*namespace).to_owned());
+            let key = (Arc::clone(caller), access, namespace.clone());
             let answer = match kept(&self.allowed, &key) {
                 Some(answer) => answer,
                 None => {

@@ -34,72 +34,29 @@ pub(crate) struct Service {
     pub(crate) drain: Watch,
 }
 
-/// A request, and the resources that an answer is about.
-trait About {
-    fn resources(&self) -> Vec<Option<&Resource>>;
-}
-
-impl About for StatRequest {
-    fn resources(&self) -> Vec<Option<&Resource>> {
-        // What the clients of a resource count is theirs.
-        let others = [&self.to, &self.from].into_iter().filter(|other| other.is_some());
-        std::iter::once(self.resource.as_ref()).chain(others.map(Option::as_ref)).collect()
-    }
-}
-
-impl About for StatInboundRequest {
-    fn resources(&self) -> Vec<Option<&Resource>> {
-        vec![self.resource.as_ref()]
-    }
-}
-
-impl About for StatOutboundRequest {
-    fn resources(&self) -> Vec<Option<&Resource>> {
-        vec![self.resource.as_ref()]
-    }
-}
-
-impl About for RoutesRequest {
-    fn resources(&self) -> Vec<Option<&Resource>> {
-        vec![self.resource.as_ref()]
-    }
-}
-
-impl About for EdgesRequest {
-    fn resources(&self) -> Vec<Option<&Resource>> {
-        vec![self.resource.as_ref()]
-    }
-}
-
-impl About for SeriesRequest {
-    fn resources(&self) -> Vec<Option<&Resource>> {
-        vec![self.resource.as_ref()]
-    }
-}
-
-impl About for TapRequest {
-    fn resources(&self) -> Vec<Option<&Resource>> {
-        vec![self.resource.as_ref()]
-    }
-}
-
-/// The namespaces that a request is about; the empty one means all.
-fn namespaces(request: &impl About) -> Vec<&str> {
+/// The namespaces of the resources that a request names; the empty one means all.
+fn namespaces<'a>(resources: impl IntoIterator<Item = &'a Option<Resource>>) -> Vec<String> {
     let mut namespaces = Vec::new();
-    for resource in request.resources() {
+    for resource in resources {
         match resource {
-            None => namespaces.push(""),
+            None => namespaces.push(String::new()),
             // It may be named in either field.
             Some(resource) if resource.kind == "namespace" => {
-                namespaces.push(&*resource.name);
-                namespaces.extend(Some(&*resource.namespace).filter(|namespace| !namespace.is_empty()));
+                namespaces.push(resource.name.clone());
+                namespaces.extend(Some(resource.namespace.clone()).filter(|namespace| !namespace.is_empty()));
             }
-            Some(resource) => namespaces.push(&*resource.namespace),
+            Some(resource) => namespaces.push(resource.namespace.clone()),
         }
     }
     namespaces.sort_unstable();
     namespaces.dedup();
     namespaces
+}
+
+fn stat_namespaces(request: &StatRequest) -> Vec<String> {
+    // What the clients of a resource count is theirs.
+    let others = [&request.to, &request.from].into_iter().filter(|other| other.is_some());
+    namespaces(std::iter::once(&request.resource).chain(others))
 }
 
 impl Service {
@@ -108,7 +65,7 @@ impl Service {
         &self,
         headers: &HeaderMap,
         access: Access,
-        namespaces: &[&str],
+        namespaces: &[String],
         what: Use,
     ) -> Result<(Arc<Caller>, Permit), Status> {
         let caller = self.gate.caller(headers).await?;
@@ -118,10 +75,11 @@ impl Service {
     }
 
     /// Answers a request for metrics.
-    async fn answer<Q: About, A, F>(
+    async fn answer<Q, A, F>(
         &self,
         method: &'static str,
         request: Request<Q>,
+        namespaces: Vec<String>,
         ask: impl FnOnce(Q) -> F,
     ) -> Result<Response<A>, Status>
     where
@@ -129,8 +87,7 @@ impl Service {
     {
         let (metadata, _, request) = request.into_parts();
         let answering = async {
-            let (_, _permit) =
-                self.admit(&metadata.into_headers(), Access::Stats, &namespaces(&request), Use::Request).await?;
+            let (_, _permit) = self.admit(&metadata.into_headers(), Access::Stats, &namespaces, Use::Request).await?;
             Ok(ask(request).await?)
         };
         let answer = timeout(ANSWER_TIMEOUT, answering).await;
@@ -142,9 +99,8 @@ impl Service {
     async fn open_tap(&self, request: Request<TapRequest>) -> Result<TapStream, Status> {
         let (metadata, _, request) = request.into_parts();
         let headers = metadata.into_headers();
-        let about: Vec<String> = namespaces(&request).into_iter().map(str::to_owned).collect();
-        let names: Vec<&str> = about.iter().map(String::as_str).collect();
-        let (_, permit) = self.admit(&headers, Access::Taps, &names, Use::Tap).await?;
+        let namespaces = namespaces([&request.resource]);
+        let (_, permit) = self.admit(&headers, Access::Taps, &namespaces, Use::Tap).await?;
         let events = self.engine.tap(request).await?;
         let (service, open) = (self.clone(), OpenTap::begin(&self.metrics, permit));
         // Longer than an answer of Kubernetes counts, a tap goes on only if it would be admitted again.
@@ -152,10 +108,9 @@ impl Service {
             let revoked = async {
                 loop {
                     sleep(gate::KEEP).await;
-                    let names: Vec<&str> = about.iter().map(String::as_str).collect();
                     let admitted = async {
                         let caller = service.gate.caller(&headers).await?;
-                        service.gate.allow(&caller, Access::Taps, &names).await
+                        service.gate.allow(&caller, Access::Taps, &namespaces).await
                     };
                     match admitted.await {
                         // The API server is away; who was admitted may stay.
@@ -217,33 +172,39 @@ impl Viz for Service {
     type TapStream = TapStream;
 
     async fn stat(&self, request: Request<StatRequest>) -> Result<Response<StatResponse>, Status> {
-        self.answer("Stat", request, |request| self.engine.stat(request)).await
+        let namespaces = stat_namespaces(request.get_ref());
+        self.answer("Stat", request, namespaces, |request| self.engine.stat(request)).await
     }
 
     async fn stat_inbound(
         &self,
         request: Request<StatInboundRequest>,
     ) -> Result<Response<StatInboundResponse>, Status> {
-        self.answer("StatInbound", request, |request| self.engine.stat_inbound(request)).await
+        let namespaces = namespaces([&request.get_ref().resource]);
+        self.answer("StatInbound", request, namespaces, |request| self.engine.stat_inbound(request)).await
     }
 
     async fn stat_outbound(
         &self,
         request: Request<StatOutboundRequest>,
     ) -> Result<Response<StatOutboundResponse>, Status> {
-        self.answer("StatOutbound", request, |request| self.engine.stat_outbound(request)).await
+        let namespaces = namespaces([&request.get_ref().resource]);
+        self.answer("StatOutbound", request, namespaces, |request| self.engine.stat_outbound(request)).await
     }
 
     async fn routes(&self, request: Request<RoutesRequest>) -> Result<Response<RoutesResponse>, Status> {
-        self.answer("Routes", request, |request| self.engine.routes(request)).await
+        let namespaces = namespaces([&request.get_ref().resource]);
+        self.answer("Routes", request, namespaces, |request| self.engine.routes(request)).await
     }
 
     async fn edges(&self, request: Request<EdgesRequest>) -> Result<Response<EdgesResponse>, Status> {
-        self.answer("Edges", request, |request| self.engine.edges(request)).await
+        let namespaces = namespaces([&request.get_ref().resource]);
+        self.answer("Edges", request, namespaces, |request| self.engine.edges(request)).await
     }
 
     async fn series(&self, request: Request<SeriesRequest>) -> Result<Response<SeriesResponse>, Status> {
-        self.answer("Series", request, |request| self.engine.series(request)).await
+        let namespaces = namespaces([&request.get_ref().resource]);
+        self.answer("Series", request, namespaces, |request| self.engine.series(request)).await
     }
 
     async fn tap(&self, request: Request<TapRequest>) -> Result<Response<TapStream>, Status> {
@@ -276,7 +237,7 @@ mod tests {
             (resource("pod", "shop", "a"), None, resource("deployment", "", ""), &["", "shop"]),
         ] {
             let request = StatRequest { resource: of, to, from, ..StatRequest::default() };
-            assert_eq!(namespaces(&request), expected, "{request:?}");
+            assert_eq!(stat_namespaces(&request), expected, "{request:?}");
         }
     }
 }
