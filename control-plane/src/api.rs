@@ -92,7 +92,7 @@ async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     if let Some(paths) = kubeconfig {
         let mut merged = Kubeconfig::default();
         // As with KUBECONFIG itself: of several files, the first one that defines a name counts.
-        for path in std::env::split_paths(paths) {
+        for path in std::env::split_paths(paths).filter(|path| !path.as_os_str().is_empty()) {
             let read = Kubeconfig::read_from(&path)
                 .with_context(|| format!("--kubeconfig {}: not a kubeconfig", path.display()))?;
             merged = merged.merge(read).with_context(|| format!("--kubeconfig {}", path.display()))?;

@@ -21,7 +21,8 @@ pub(crate) struct Args {
     /// Address of the admin server: /live, /ready, /metrics.
     #[arg(long, default_value = "0.0.0.0:9995")]
     pub(crate) admin_addr: SocketAddr,
-    /// How to reach the Kubernetes API; by default as a pod of the cluster, else by ~/.kube/config.
+    /// How to reach the Kubernetes API, one file or several as in KUBECONFIG; by default as a pod of the cluster, else
+    /// by ~/.kube/config.
     #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
     pub(crate) kubeconfig: Option<PathBuf>,
     /// Audience of tokens that are for this API alone. Tokens for the Kubernetes API are accepted, too.
