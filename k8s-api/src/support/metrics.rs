@@ -87,7 +87,7 @@ pub const POLICY_METRICS: &[Setting] = &[
     Setting::new("outbound_index_service_port_route_index_size", Works, "of ports that clients follow"),
 ];
 
-/// Metrics of what speaks to the Kubernetes API.
+/// Metrics of Kubernetes API clients.
 pub const API_METRICS: &[Setting] = &[
     Setting::new("kube_watch_applies_total", Works, WATCHES),
     Setting::new("kube_watch_restarts_total", Works, WATCHES),

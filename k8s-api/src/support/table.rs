@@ -48,7 +48,7 @@ pub fn document() -> String {
     let title = "Metrics of destination's watches and writes";
     settings(&mut text, title, "Metric", "", DISCOVERY_API_METRICS);
     settings(&mut text, "Metrics of policy", "Metric", "", POLICY_METRICS);
-    settings(&mut text, "Metrics of what speaks to the Kubernetes API", "Metric", "", API_METRICS);
+    settings(&mut text, "Metrics of Kubernetes API clients", "Metric", "", API_METRICS);
     text
 }
 
