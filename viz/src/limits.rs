@@ -64,12 +64,15 @@ impl InUse {
         let (bounds, plural) = (what.bounds(), what.plural());
         if users.get(user).is_some_and(|count| *count >= bounds.caller) {
             return Err(Status::resource_exhausted(format!(
-                "{user} has {} {plural} at a time, the most",
+                "{user} has {} {plural} in progress, the maximum",
                 bounds.caller
             )));
         }
         if users.values().sum::<usize>() >= bounds.all {
-            return Err(Status::resource_exhausted(format!("there are {} {plural} at a time, the most", bounds.all)));
+            return Err(Status::resource_exhausted(format!(
+                "there are {} {plural} in progress, the maximum",
+                bounds.all
+            )));
         }
         *users.entry(user.to_owned()).or_default() += 1;
         Ok(Permit { used: self.clone(), what, user: user.to_owned() })
