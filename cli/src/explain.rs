@@ -209,9 +209,9 @@ impl ExplainArgs {
             }
             Target::Socket(socket) => {
                 let pod = Selection::on_socket(named, namespace)?.one();
-                let pod = pod.context("which namespace is the pod in? Say --namespace NAME")?;
+                let pod = pod.context("specify the pod's namespace with --namespace NAME")?;
                 let Destination::Known(destination) = destination else {
-                    bail!("an agent's socket knows no Services: give an ADDRESS:PORT");
+                    bail!("an agent's socket cannot resolve Services: pass ADDRESS:PORT");
                 };
                 (agent::on_socket(&socket).await?, pod, destination)
             }

@@ -48,7 +48,8 @@ pub(crate) struct InjectArgs {
     /// Print whole proxies instead of annotations that ask the injector for them
     #[arg(long)]
     manual: bool,
-    /// Ask no cluster for its settings: --manual then uses the chart's. Without --manual no cluster is asked anyway
+    /// Do not query the cluster for its settings: --manual then uses the chart's. Without --manual the cluster is never
+    /// queried
     #[arg(long)]
     ignore_cluster: bool,
     /// Trust anchors of the mesh, PEM, for --manual --ignore-cluster

@@ -62,7 +62,7 @@ pub(crate) struct InstallArgs {
     /// Print the custom resource definitions instead, which come first
     #[arg(long)]
     crds: bool,
-    /// Ask no cluster whether the mesh is installed already
+    /// Do not query the cluster for an existing installation
     #[arg(long)]
     ignore_cluster: bool,
     #[command(flatten)]

@@ -45,7 +45,7 @@ pub(crate) struct ProfileArgs {
     /// Namespace of the Service [default: that of the kubeconfig's context]
     #[arg(short, long)]
     namespace: Option<String>,
-    /// Ask no cluster for its domain and no kubeconfig for a namespace
+    /// Do not query the cluster for its domain, or the kubeconfig for a namespace
     #[arg(long)]
     ignore_cluster: bool,
     /// Format of the profile

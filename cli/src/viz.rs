@@ -47,7 +47,7 @@ pub(crate) enum Verb {
     Edges(Box<EdgesArgs>),
     /// Show traffic by the routes of ServiceProfiles
     Routes(Box<RoutesArgs>),
-    /// Show live requests, added up
+    /// Show live requests, aggregated
     Top(Box<TopArgs>),
     /// Show live requests one by one, optionally with the kernel's verdicts
     Tap(Box<TapArgs>),

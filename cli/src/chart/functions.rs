@@ -135,7 +135,7 @@ fn print(arguments: &[Value]) -> Result<Value> {
             text.push('%');
             continue;
         }
-        let value = rest.next().with_context(|| format!("printf: nothing for %{verb}"))?;
+        let value = rest.next().with_context(|| format!("printf: no argument for %{verb}"))?;
         match (verb, value) {
             ('s' | 'v', value) => text.push_str(&value.to_string()),
             ('t', Value::Bool(is)) => text.push_str(&is.to_string()),
@@ -146,7 +146,7 @@ fn print(arguments: &[Value]) -> Result<Value> {
     }
     match rest.next() {
         None => Ok(Value::text(text)),
-        Some(value) => bail!("printf: nothing takes {value}"),
+        Some(value) => bail!("printf: unused argument {value}"),
     }
 }
 

@@ -8,7 +8,7 @@ use super::lex::{self, Part, Token};
 
 /// Templates by name.
 pub(super) type Templates = BTreeMap<String, Vec<Node>>;
-/// Most levels of blocks and parentheses in one another; charts have a handful.
+/// Deepest nesting of blocks and parentheses; charts have a handful.
 const DEEPEST: usize = 64;
 
 /// A part of a template.
@@ -84,7 +84,7 @@ impl Parser {
     fn block(&mut self) -> Result<(Vec<Node>, End)> {
         self.depth += 1;
         if self.depth > DEEPEST {
-            bail!("more than {DEEPEST} blocks in one another");
+            bail!("blocks are nested more than {DEEPEST} deep");
         }
         let mut nodes = Vec::new();
         while let Some(part) = self.parts.next() {
@@ -183,7 +183,7 @@ impl Words {
     fn pipeline(&mut self) -> Result<Pipeline> {
         self.depth += 1;
         if self.depth > DEEPEST {
-            bail!("more than {DEEPEST} parentheses in one another");
+            bail!("parentheses are nested more than {DEEPEST} deep");
         }
         let mut variable = None;
         if let Some(Token::Variable(name)) = self.tokens.peek().cloned() {

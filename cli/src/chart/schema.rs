@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 /// Keywords that constrain nothing.
 const ANNOTATIONS: [&str; 6] = ["$schema", "$comment", "title", "description", "definitions", "default"];
-/// Most schemas in one another; references may be circular.
+/// Deepest nesting of schemas; references may be circular.
 const DEEPEST: usize = 64;
 
 /// Every mistake in `values`, with its path.
@@ -34,7 +34,7 @@ impl<'a> Check<'a> {
         };
         self.depth += 1;
         if self.depth > DEEPEST {
-            bail!("more than {DEEPEST} schemas in one another, at {path:?}");
+            bail!("schemas are nested more than {DEEPEST} deep, at {path:?}");
         }
         for (keyword, rule) in keywords {
             let good = self.keyword(path, keywords, keyword, value);

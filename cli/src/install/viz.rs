@@ -37,7 +37,7 @@ const KINDS: [(&str, &str, &str, bool); 3] = [
 
 The same again is an upgrade: give the values of the installation.")]
 pub(crate) struct InstallArgs {
-    /// Ask no cluster whether there is a mesh, or an installation by helm
+    /// Do not query the cluster for a mesh or a Helm release
     #[arg(long, alias = "skip-checks")]
     ignore_cluster: bool,
     /// Namespace of the component, which the mesh has to name (proxy.tap.namespace)

@@ -64,8 +64,8 @@ impl WindowArgs {
 /// Only traffic to one destination.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ToArgs {
-    /// Only traffic to this resource, KIND or KIND/NAME, such as svc/web. The tables by route know svc and au/HOST:PORT
-    /// alone
+    /// Only traffic to this resource, KIND or KIND/NAME, such as svc/web. stat-outbound and routes accept only svc and
+    /// au/HOST:PORT
     #[arg(long, value_name = "RESOURCE")]
     pub(super) to: Option<String>,
     /// Namespace of --to [default: that of the resource]

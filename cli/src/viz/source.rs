@@ -171,7 +171,7 @@ fn explain(status: &Status, is_component: bool) -> anyhow::Error {
     match status.code() {
         // It names the right that is missing.
         Code::PermissionDenied => anyhow!("weft-viz refused: {message}; {hint}"),
-        Code::Unauthenticated => anyhow!("weft-viz does not know you: {message}; {hint}"),
+        Code::Unauthenticated => anyhow!("weft-viz cannot authenticate you: {message}; {hint}"),
         _ => anyhow!("weft-viz: {message}; {hint}"),
     }
 }

@@ -57,7 +57,7 @@ pub(crate) struct StatArgs {
     /// Also resources without a proxy
     #[arg(long)]
     unmeshed: bool,
-    /// Draw again every two seconds, until q
+    /// Refresh every two seconds; q quits
     #[arg(short, long)]
     watch: bool,
     /// Output format: wide adds bytes per second
@@ -85,7 +85,7 @@ struct JsonRow<'a> {
 }
 
 /// What these verbs wait for.
-pub(super) const COUNTS: &str = "the proxies' counts, some time apart";
+pub(super) const COUNTS: &str = "two scrapes of the proxies' metrics";
 
 pub(super) async fn execute(args: StatArgs) -> Result<()> {
     let scope = if args.watch { args.scope.repeated().await? } else { args.scope.once(&args.window).await? };

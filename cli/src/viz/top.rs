@@ -1,4 +1,4 @@
-//! `weft top`: live requests, added up by source, destination, method and path.
+//! `weft top`: live requests, aggregated by source, destination, method and path.
 
 use std::{
     collections::{BTreeMap, HashMap},
