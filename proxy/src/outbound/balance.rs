@@ -146,7 +146,8 @@ pub(crate) struct InFlight {
     balanced: Option<Arc<Balanced>>,
     /// The endpoint, if it waits for a report of how the request ended.
     judged: Option<Arc<Balanced>>,
-    started: Instant,
+    /// When it was picked; `None` once its latency is recorded.
+    started: Option<Instant>,
 }
 
 impl Balancer {
@@ -534,7 +535,7 @@ impl InFlight {
     fn start(balanced: Arc<Balanced>, now: Instant) -> Self {
         balanced.in_flight.fetch_add(1, Ordering::Relaxed);
         let judged = balanced.is_judged.then(|| Arc::clone(&balanced));
-        Self { balanced: Some(balanced), judged, started: now }
+        Self { balanced: Some(balanced), judged, started: Some(now) }
     }
 
     /// Records how the request ended, if that changes anything.
@@ -551,17 +552,16 @@ impl InFlight {
 
     /// Records the latency while the connection continues: the endpoint stays loaded.
     pub(crate) fn measured(&mut self) {
-        if let Some(balanced) = &self.balanced {
+        if let (Some(balanced), Some(started)) = (&self.balanced, self.started.take()) {
             let now = Instant::now();
-            balanced.rtt.lock().add(now.duration_since(self.started), now);
+            balanced.rtt.lock().add(now.duration_since(started), now);
         }
     }
 
     /// Records the latency at the start of the answer, and ends the request in flight.
     pub(crate) fn finish(&mut self) {
+        self.measured();
         if let Some(balanced) = self.balanced.take() {
-            let now = Instant::now();
-            balanced.rtt.lock().add(now.duration_since(self.started), now);
             balanced.in_flight.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -573,6 +573,11 @@ impl Drop for InFlight {
             judged.abandoned();
         }
         if let Some(balanced) = self.balanced.take() {
+            // Without an answer, as from an endpoint that hangs: its load would only fade, and attract more requests.
+            if let Some(started) = self.started {
+                let now = Instant::now();
+                balanced.rtt.lock().raise(now.duration_since(started), now);
+            }
             balanced.in_flight.fetch_sub(1, Ordering::Relaxed);
         }
     }

@@ -2,7 +2,7 @@
 //! penalty for failures that falls likewise.
 //!
 //! After "Finagle's Peak EWMA": a slower answer replaces the average, a faster one is weighed in by the time since the
-//! last.
+//! last. A request that ends without an answer can only raise it.
 
 use std::time::Duration;
 
@@ -60,6 +60,16 @@ impl Ewma {
             self.seconds = self.seconds * weight + rtt * (1.0 - weight);
         }
         self.updated = now;
+    }
+
+    /// Raises the average to the time that a request without an answer took. A shorter time says nothing: an endpoint
+    /// that fails fast would attract requests.
+    pub(super) fn raise(&mut self, elapsed: Duration, now: Instant) {
+        let elapsed = elapsed.as_secs_f64();
+        if elapsed > self.seconds * self.fade(now) {
+            self.seconds = elapsed;
+            self.updated = now;
+        }
     }
 
     /// The average, decayed by the time since the last answer, so that a slow endpoint is tried again.

@@ -41,7 +41,7 @@ async fn an_endpoint_that_fails_rests_and_one_that_answers_is_ready() {
     assert_eq!((endpoint.pool.metrics.ready.get(), endpoint.pool.metrics.pending.get()), (1, 0));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_is_in_flight_is_load() {
     let endpoint = Arc::new(balanced());
     let now = Instant::now();
@@ -81,6 +81,23 @@ async fn an_answer_is_measured_when_it_begins() {
     drop(request);
     let faded = (-1.0_f64).exp();
     assert!((endpoint.cost(Instant::now()) - faded).abs() < 1e-9, "neither its end nor a repetition counts");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_without_an_answer_raises_the_load_and_never_lowers_it() {
+    let endpoint = Arc::new(balanced());
+    let request = || InFlight::start(Arc::clone(&endpoint), Instant::now());
+    let cost = || endpoint.cost(Instant::now());
+    let (given_up, failed) = (request(), request());
+    tokio::time::advance(Duration::from_secs(5)).await;
+    drop(given_up);
+    assert!((cost() - 10.0).abs() < 1e-9, "five seconds, for the one in flight and the next: {}", cost());
+    tokio::time::advance(Duration::from_secs(1)).await;
+    drop(failed);
+    assert!((cost() - 6.0).abs() < 1e-9, "the longer time counts: {}", cost());
+    drop(request());
+    request().report(Report::Failed);
+    assert!((cost() - 6.0).abs() < 1e-9, "a fast failure is no latency: {}", cost());
 }
 
 #[tokio::test(start_paused = true)]
