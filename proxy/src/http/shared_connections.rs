@@ -1,32 +1,37 @@
 //! The HTTP/2 connections to an endpoint, which a worker's requests share, or to the application, which those of one
 //! client share.
 //!
-//! Owns that a burst of requests makes one connection, that no connection carries more streams than its flow-control
-//! window can hold unread (so that slow readers never stall other requests), when a connection is given up, and whether
-//! one ended because of slow readers. Refuses to connect.
+//! Owns that a burst of requests makes one connection, in a task that outlives them, that no connection carries more
+//! streams than its flow-control window can hold unread (so that slow readers never stall other requests), when a
+//! connection is given up, and whether one ended because of slow readers. Refuses to connect.
 
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
 };
 
 use bytes::Bytes;
+use futures::{
+    FutureExt as _,
+    future::{BoxFuture, Shared, WeakShared},
+};
 use h2::{Reason, client::SendRequest};
 use parking_lot::Mutex;
 
 /// The connections, the one that is filled first at the front. `E` is why an attempt fails.
 pub(crate) struct SharedConnections<E> {
-    open: Mutex<Vec<Open>>,
-    /// Held while connecting, so that a burst of requests opens one connection; why the last attempt failed, if it did.
-    connecting: tokio::sync::Mutex<Option<Arc<E>>>,
-    /// Number of failed attempts, so that a burst of requests also makes one attempt.
-    failures: AtomicU64,
+    open: Arc<Mutex<Vec<Open>>>,
+    /// The last attempt to connect, which its task keeps until it has ended: a burst of requests makes one.
+    attempt: Mutex<Option<WeakShared<Attempt<E>>>>,
     /// Streams for each connection.
     limit: usize,
 }
+
+/// An attempt to connect: the connection, or why there is none.
+type Attempt<E> = BoxFuture<'static, Result<SendRequest<Bytes>, Arc<E>>>;
 
 struct Open {
     sender: SendRequest<Bytes>,
@@ -60,15 +65,16 @@ pub(crate) enum GetError<E> {
     Http2(h2::Error),
 }
 
-impl<E> SharedConnections<E> {
+impl<E: Send + Sync + 'static> SharedConnections<E> {
     /// No connection yet. `stream_window` and `connection_window` are those that the connections announce.
     pub(crate) fn new(stream_window: u32, connection_window: u32) -> Self {
         let limit = usize::try_from(connection_window / stream_window.max(1)).unwrap_or(usize::MAX).max(1);
-        Self { open: Mutex::default(), connecting: tokio::sync::Mutex::default(), failures: AtomicU64::new(0), limit }
+        Self { open: Arc::default(), attempt: Mutex::default(), limit }
     }
 
     /// A connection that can take a request, made by `connect`, which gets the number of its streams, if there is none
-    /// with room.
+    /// with room. An attempt to connect goes on when its request is given up: the next ones wait for it, not for one of
+    /// their own.
     ///
     /// # Errors
     /// See [`GetError`].
@@ -77,7 +83,7 @@ impl<E> SharedConnections<E> {
         connect: impl FnOnce(Streams) -> F,
     ) -> Result<(SendRequest<Bytes>, StreamPermit), GetError<E>>
     where
-        F: Future<Output = Result<SendRequest<Bytes>, E>>,
+        F: Future<Output = Result<SendRequest<Bytes>, E>> + Send + 'static,
     {
         if let Some(known) = self.known().await {
             return Ok(known);
@@ -91,28 +97,41 @@ impl<E> SharedConnections<E> {
         connect: impl FnOnce(Streams) -> F,
     ) -> Result<(SendRequest<Bytes>, StreamPermit), GetError<E>>
     where
-        F: Future<Output = Result<SendRequest<Bytes>, E>>,
+        F: Future<Output = Result<SendRequest<Bytes>, E>> + Send + 'static,
     {
-        let failures = self.failures.load(Ordering::Relaxed);
-        let mut failed = self.connecting.lock().await;
-        if let Some(known) = self.known().await {
-            return Ok(known);
-        }
-        if let Some(error) = failed.as_ref().filter(|_| self.failures.load(Ordering::Relaxed) != failures) {
-            return Err(GetError::Connect(Arc::clone(error)));
+        // One worker uses the connections, so no other request begins an attempt after this one found none.
+        while let Some(attempt) = self.under_way() {
+            attempt.await.map_err(GetError::Connect)?;
+            if let Some(known) = self.known().await {
+                return Ok(known);
+            }
         }
         let streams = Streams(Arc::new(Counts { open: AtomicUsize::new(0), unread: AtomicUsize::new(0) }));
         let permit = streams.permit();
-        let sender = match connect(streams.clone()).await {
-            Ok(sender) => sender,
-            Err(error) => {
-                self.failures.fetch_add(1, Ordering::Relaxed);
-                return Err(GetError::Connect(Arc::clone(failed.insert(Arc::new(error)))));
-            }
-        };
-        *failed = None;
-        self.open.lock().push(Open { sender: sender.clone(), streams });
+        let sender = self.begin(connect(streams.clone()), streams).await.map_err(GetError::Connect)?;
         Ok((sender.ready().await.map_err(GetError::Http2)?, permit))
+    }
+
+    /// The attempt that has not ended.
+    fn under_way(&self) -> Option<Shared<Attempt<E>>> {
+        self.attempt.lock().as_ref().and_then(WeakShared::upgrade).filter(|attempt| attempt.peek().is_none())
+    }
+
+    /// Begins an attempt, in a task of its own.
+    #[expect(clippy::disallowed_methods, reason = "ends with the attempt, which has a deadline")]
+    fn begin<F>(&self, connect: F, streams: Streams) -> Shared<Attempt<E>>
+    where
+        F: Future<Output = Result<SendRequest<Bytes>, E>> + Send + 'static,
+    {
+        let open = Arc::clone(&self.open);
+        let attempt = async move {
+            let connected = connect.await.map_err(Arc::new);
+            connected.inspect(|sender| open.lock().push(Open { sender: sender.clone(), streams }))
+        };
+        let attempt = attempt.boxed().shared();
+        *self.attempt.lock() = attempt.downgrade();
+        tokio::spawn(attempt.clone());
+        attempt
     }
 
     /// A present connection with room; `None` if all are full or gone.
@@ -199,11 +218,13 @@ impl Drop for StreamPermit {
 
 #[cfg(test)]
 mod tests {
-    use tokio::task::yield_now;
+    use std::sync::atomic::AtomicU64;
+
+    use tokio::{sync::oneshot, task::yield_now};
 
     use super::*;
 
-    fn shared<E>(limit: u32) -> SharedConnections<E> {
+    fn shared<E: Send + Sync + 'static>(limit: u32) -> SharedConnections<E> {
         SharedConnections::new(1, limit)
     }
 
@@ -225,22 +246,46 @@ mod tests {
     #[tokio::test]
     async fn a_burst_of_requests_makes_one_attempt_and_shares_its_failure() {
         let shared = shared(10);
-        let attempts = AtomicU64::new(0);
-        let refused = |_| async {
-            attempts.fetch_add(1, Ordering::Relaxed);
-            yield_now().await;
-            Err("refused")
+        let attempts = Arc::<AtomicU64>::default();
+        let refused = || {
+            let attempts = Arc::clone(&attempts);
+            move |_| async move {
+                attempts.fetch_add(1, Ordering::Relaxed);
+                yield_now().await;
+                Err("refused")
+            }
         };
-        let (first, second) = tokio::join!(shared.get(refused), shared.get(refused));
+        let (first, second) = tokio::join!(shared.get(refused()), shared.get(refused()));
         let (Err(GetError::Connect(first)), Err(GetError::Connect(second))) = (first, second) else {
             panic!("nothing can connect")
         };
         assert_eq!(*first, "refused");
         assert!(Arc::ptr_eq(&first, &second));
         assert_eq!(attempts.load(Ordering::Relaxed), 1);
-        let Err(GetError::Connect(later)) = shared.get(refused).await else { panic!("nothing can connect") };
+        let Err(GetError::Connect(later)) = shared.get(refused()).await else { panic!("nothing can connect") };
         assert!(!Arc::ptr_eq(&first, &later), "a later request tries again");
         assert_eq!(attempts.load(Ordering::Relaxed), 2);
+    }
+
+    #[tokio::test]
+    async fn an_attempt_outlives_its_request() {
+        let shared = shared(10);
+        for is_made in [false, true] {
+            let (sender, _held) = connection().await;
+            let (answer, answered) = oneshot::channel::<bool>();
+            let first =
+                shared.get(|_| async move { if answered.await.unwrap() { Ok(sender) } else { Err("refused") } });
+            assert!(first.now_or_never().is_none());
+            let second = shared.get(|_| async { Err("a second attempt") });
+            let mut second = std::pin::pin!(second);
+            assert!(futures::poll!(second.as_mut()).is_pending());
+            answer.send(is_made).unwrap();
+            match second.await {
+                Ok(_) => assert!(is_made),
+                Err(GetError::Connect(error)) => assert_eq!((*error, is_made), ("refused", false)),
+                Err(GetError::Http2(error)) => panic!("{error}"),
+            }
+        }
     }
 
     #[tokio::test]

@@ -441,6 +441,15 @@ impl Balanced {
         }
     }
 
+    /// Records how an attempt to connect ended.
+    pub(crate) fn connected<T>(&self, connected: &Result<T, ConnectError>) {
+        match connected {
+            Ok(_) => self.recovered(),
+            Err(error) if error.is_local() => self.untried(),
+            Err(error) => self.failed(error),
+        }
+    }
+
     /// Records that a connection failed: the endpoint backs off, each time twice as long, with a line in the log, whose
     /// level and words are Linkerd's (`linkerd/reconnect`).
     pub(crate) fn failed(&self, error: &ConnectError) {
@@ -462,7 +471,7 @@ impl Balanced {
 
     /// Records that no connection could be tried, by no fault of the endpoint's. If it was to probe the endpoint, the
     /// next one is.
-    pub(crate) fn untried(&self) {
+    fn untried(&self) {
         let mut rest = self.rest.lock();
         if std::mem::take(&mut rest.probing) {
             rest.until = Some(Instant::now());

@@ -8,8 +8,12 @@ use hyper::{
     client::conn::http1::{self, SendRequest},
 };
 use hyper_util::rt::TokioIo;
+use tokio::sync::oneshot;
 
-use super::endpoint::{ConnectError, Endpoint, Unprocessed};
+use super::{
+    balance::Balanced,
+    endpoint::{ConnectError, Endpoint, Unprocessed},
+};
 use crate::{
     http::{
         body::Body,
@@ -33,13 +37,15 @@ pub(crate) enum SendError {
     Failed(hyper::Error),
 }
 
-/// Sends a request over an idle connection or a new one; calls `sent` when there is one.
+/// Sends a request over an idle connection or a new one; calls `sent` when there is one. `balanced` is the endpoint's
+/// place in its balancer, which gets the result of an attempt to connect, also of one whose request was given up.
 ///
 /// # Errors
 /// See [`SendError`]. With [`Unprocessed::ConnectionEnded`], the peer has closed a kept connection, before the request,
 /// or while it was sent and repeating it does no harm.
 pub(crate) async fn send(
     endpoint: &Arc<Endpoint>,
+    balanced: Option<&Arc<Balanced>>,
     request: Box<Request<Body>>,
     reuse: bool,
     sent: impl FnOnce(),
@@ -52,7 +58,7 @@ pub(crate) async fn send(
             (sender, request, again)
         }
         // Boxed: a request on a kept connection needs no room for what opens one.
-        None => match Box::pin(connect(endpoint)).await {
+        None => match Box::pin(connect(endpoint, balanced, reuse)).await {
             Ok(sender) => (sender, *request, None),
             Err(error) => return Err(SendError::Unsent(request, Unprocessed::Unreachable(Arc::new(error)))),
         },
@@ -73,8 +79,33 @@ pub(crate) async fn send(
     }
 }
 
+/// Opens a connection in a task of its own. One whose request was given up is kept for the next if it may be.
+#[expect(clippy::disallowed_methods, reason = "ends with the attempt to connect, which has a deadline")]
+async fn connect(
+    endpoint: &Arc<Endpoint>,
+    balanced: Option<&Arc<Balanced>>,
+    reuse: bool,
+) -> Result<SendRequest<Body>, ConnectError> {
+    let (result, connected) = oneshot::channel();
+    let (endpoint, balanced) = (Arc::clone(endpoint), balanced.cloned());
+    let addr = endpoint.info.addr;
+    tokio::spawn(async move {
+        let opened = open(&endpoint).await;
+        if let Some(balanced) = balanced {
+            balanced.connected(&opened);
+        }
+        if let Err(Ok(unused)) = result.send(opened)
+            && reuse
+        {
+            endpoint.h1.put(unused, endpoint.shared.config.outbound.max_idle_connections);
+        }
+    });
+    // There is no result if the worker ends.
+    connected.await.unwrap_or(Err(ConnectError::Timeout(addr)))
+}
+
 #[expect(clippy::disallowed_methods, reason = "drives a connection, and ends when the last request on it has")]
-async fn connect(endpoint: &Endpoint) -> Result<SendRequest<Body>, ConnectError> {
+async fn open(endpoint: &Endpoint) -> Result<SendRequest<Body>, ConnectError> {
     let stream = endpoint.connect(Some(SessionProtocol::Http1)).await?;
     let addr = endpoint.info.addr;
     let (sender, connection) = http1::Builder::new()

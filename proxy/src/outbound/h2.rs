@@ -16,7 +16,10 @@ use http::{Request, Response, Version};
 use http_body::Body as _;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::endpoint::{ConnectError, Endpoint, Unprocessed};
+use super::{
+    balance::Balanced,
+    endpoint::{ConnectError, Endpoint, Unprocessed},
+};
 use crate::{
     config::{Http2Config, SMALL_FRAMES},
     discover::endpoint::Pings,
@@ -45,16 +48,18 @@ pub(crate) enum SendError {
     Failed { error: ::h2::Error, is_own_bound: bool },
 }
 
-/// Sends a request over the endpoint's connection; calls `sent` when there is one.
+/// Sends a request over the endpoint's connection; calls `sent` when there is one. `balanced` is the endpoint's place
+/// in its balancer, which gets the result of an attempt to connect, also of one whose requests were given up.
 ///
 /// # Errors
 /// See [`SendError`].
 pub(crate) async fn send(
     endpoint: &Arc<Endpoint>,
+    balanced: Option<&Arc<Balanced>>,
     request: Box<Request<Body>>,
     sent: impl FnOnce(),
 ) -> Result<Response<H2Body>, SendError> {
-    match sender(endpoint).await {
+    match sender(endpoint, balanced).await {
         Ok((sender, permit)) => {
             sent();
             send_over(sender, permit, request).await
@@ -132,11 +137,30 @@ fn failed(again: Repeatable, error: ::h2::Error, permit: &StreamPermit) -> SendE
 }
 
 /// A connection that can take a request, opened if there is none with room.
-async fn sender(endpoint: &Arc<Endpoint>) -> Result<(SendRequest<Bytes>, StreamPermit), Arc<ConnectError>> {
+async fn sender(
+    endpoint: &Arc<Endpoint>,
+    balanced: Option<&Arc<Balanced>>,
+) -> Result<(SendRequest<Bytes>, StreamPermit), Arc<ConnectError>> {
     let addr = endpoint.info.addr;
-    endpoint.h2.get(|streams| connect(endpoint, streams)).await.map_err(|error| match error {
+    let attempt = |streams| {
+        let (endpoint, balanced) = (Arc::clone(endpoint), balanced.cloned());
+        async move {
+            let connected = connect(&endpoint, streams).await;
+            if let Some(balanced) = balanced {
+                balanced.connected(&connected);
+            }
+            connected
+        }
+    };
+    endpoint.h2.get(attempt).await.map_err(|error| match error {
         GetError::Connect(error) => error,
-        GetError::Http2(source) => Arc::new(ConnectError::Http2 { addr, source }),
+        GetError::Http2(source) => {
+            let error = ConnectError::Http2 { addr, source };
+            if let Some(balanced) = balanced {
+                balanced.failed(&error);
+            }
+            Arc::new(error)
+        }
     })
 }
 

@@ -122,23 +122,16 @@ async fn connect(
     loop {
         let mut in_flight = balancer.select(search.deadline(), None).await?;
         let Some(balanced) = in_flight.balanced().cloned() else { return Err(SelectError::FailFast.into()) };
-        match balanced.endpoint.connect(None).await {
+        let connected = balanced.endpoint.connect(None).await;
+        balanced.connected(&connected);
+        match connected {
             Ok(stream) => {
-                balanced.recovered();
                 // Latency is the time to connect, and load is the number of connections.
                 in_flight.measured();
                 return Ok((stream, Arc::clone(&balanced.endpoint), Some(in_flight)));
             }
-            Err(error) if error.is_local() => {
-                balanced.untried();
-                return Err(error.into());
-            }
-            Err(error) => {
-                balanced.failed(&error);
-                if !search.goes_on(|| balancer.is_available()) {
-                    return Err(error.into());
-                }
-            }
+            Err(error) if error.is_local() || !search.goes_on(|| balancer.is_available()) => return Err(error.into()),
+            Err(_) => {}
         }
     }
 }

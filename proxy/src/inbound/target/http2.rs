@@ -59,7 +59,11 @@ impl ClientHttp2 {
     }
 
     async fn sender(self: &Arc<Self>) -> Result<(Sender, StreamPermit), SendError> {
-        self.connections.get(|_| self.connect()).await.map_err(|error| match error {
+        let attempt = |_| {
+            let client = Arc::clone(self);
+            async move { client.connect().await }
+        };
+        self.connections.get(attempt).await.map_err(|error| match error {
             GetError::Connect(error) => error.into(),
             GetError::Http2(error) => SendError::Http2(error),
         })

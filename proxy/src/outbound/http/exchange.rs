@@ -185,7 +185,7 @@ impl Exchange<'_> {
             // As in Linkerd, what an endpoint takes begins when it was chosen.
             let since = Instant::now();
             *self.current.lock() = Some(Current { endpoint: Arc::clone(&endpoint), in_flight, since });
-            let attempt = self.attempt(&endpoint, request).await;
+            let attempt = self.attempt(&endpoint, balanced.as_ref(), request).await;
             let in_flight = self.current.lock().take().and_then(|current| current.in_flight);
             let (again, reason) = match attempt {
                 Ok((response, checked_out)) => {
@@ -219,15 +219,9 @@ impl Exchange<'_> {
             let error = match reason {
                 Unprocessed::Unreachable(error) => {
                     drop(in_flight);
-                    match &balanced {
-                        Some(balanced) if !error.is_local() => {
-                            balanced.failed(&error);
-                            if search.goes_on(|| self.backend.is_available()) {
-                                continue;
-                            }
-                        }
-                        Some(balanced) => balanced.untried(),
-                        None => {}
+                    let is_remote = balanced.is_some() && !error.is_local();
+                    if is_remote && search.goes_on(|| self.backend.is_available()) {
+                        continue;
                     }
                     return Err(connect_failure(&error).into());
                 }
@@ -307,13 +301,14 @@ impl Exchange<'_> {
     async fn attempt(
         &self,
         endpoint: &Arc<Endpoint>,
+        balanced: Option<&Arc<Balanced>>,
         mut request: Box<Request<Body>>,
     ) -> Result<(Response<Body>, Option<h1::CheckedOut>), AttemptError> {
         let Some(authority) = endpoint.authority_override() else {
-            return self.attempt_as_it_is(endpoint, request).await;
+            return self.attempt_as_it_is(endpoint, balanced, request).await;
         };
         let replaced = Replaced::by(&mut request, authority);
-        let mut attempt = self.attempt_as_it_is(endpoint, request).await;
+        let mut attempt = self.attempt_as_it_is(endpoint, balanced, request).await;
         if let (Err(AttemptError::Unsent(request, _)), Some(replaced)) = (&mut attempt, replaced) {
             replaced.restore(request);
         }
@@ -323,12 +318,13 @@ impl Exchange<'_> {
     async fn attempt_as_it_is(
         &self,
         endpoint: &Arc<Endpoint>,
+        balanced: Option<&Arc<Balanced>>,
         mut request: Box<Request<Body>>,
     ) -> Result<(Response<Body>, Option<h1::CheckedOut>), AttemptError> {
         log_request(self.connection.worker.shared.config.log_headers, endpoint.info.addr, &*request);
         if request.version() == Version::HTTP_2 {
             to_absolute_form(&mut *request, None);
-            return match h2::send(endpoint, request, || self.sent(endpoint)).await {
+            return match h2::send(endpoint, balanced, request, || self.sent(endpoint)).await {
                 Ok(response) => Ok((self.restore(endpoint, response.map(Body::H2), false), None)),
                 Err(h2::SendError::Failed { error, is_own_bound }) => {
                     let cause = Cause::of(&error, is_own_bound);
@@ -343,7 +339,7 @@ impl Exchange<'_> {
         if endpoint.upgrades_http1() && !self.upgrades {
             upgrade_request(&mut *request);
             to_absolute_form(&mut *request, None);
-            return match h2::send(endpoint, request, || self.sent(endpoint)).await {
+            return match h2::send(endpoint, balanced, request, || self.sent(endpoint)).await {
                 Ok(response) => Ok((self.restore(endpoint, response.map(Body::H2), true), None)),
                 Err(h2::SendError::Failed { error, is_own_bound }) => {
                     let failure = Failure::BadGateway(format!("the endpoint's proxy failed: {error}"));
@@ -359,7 +355,7 @@ impl Exchange<'_> {
         // HTTP/1.0 servers, and requests without a host, get their own connection, as tunnels do.
         let named = request.uri().authority().is_some() || request.headers().contains_key(header::HOST);
         let reuse = request.version() == Version::HTTP_11 && named && !self.upgrades;
-        match h1::send(endpoint, request, reuse, || self.sent(endpoint)).await {
+        match h1::send(endpoint, balanced, request, reuse, || self.sent(endpoint)).await {
             Ok((response, checked_out)) => {
                 let tunnel = self.upgrades && is_tunnel(&method, response.status());
                 let mut response = response.map(Body::Incoming);

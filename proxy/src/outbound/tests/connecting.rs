@@ -4,7 +4,10 @@ use std::sync::atomic::AtomicUsize;
 
 use weft_proto::linkerd::destination::{Http2ClientParams, http2_client_params::KeepAlive};
 
-use super::{resilience::duration, *};
+use super::{
+    resilience::{Script, changed, duration, metric, request_timeout},
+    *,
+};
 use crate::{
     http::frames::{Received, frame, next_frame},
     transport_header::{ALPN, TransportHeader},
@@ -143,8 +146,8 @@ async fn a_meshed_endpoint_gets_a_request_only_as_the_identity_that_it_requires(
     }
 }
 
-#[tokio::test]
-async fn an_endpoint_that_takes_no_connection_in_time_is_a_gateway_timeout() {
+/// A listener that no connection reaches, because its backlog is full, and what fills it.
+async fn full() -> (TcpListener, Vec<TcpStream>) {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let full = socket.listen(1).unwrap();
@@ -155,6 +158,13 @@ async fn an_endpoint_that_takes_no_connection_in_time_is_a_gateway_timeout() {
         waiting.push(stream.unwrap());
         assert!(waiting.len() < 8, "the backlog is full");
     }
+    (full, waiting)
+}
+
+#[tokio::test]
+async fn an_endpoint_that_takes_no_connection_in_time_is_a_gateway_timeout() {
+    let (full, _waiting) = full().await;
+    let addr = full.local_addr().unwrap();
     let impatient = |config: &mut Config| config.outbound.connect_timeout = Duration::from_millis(100);
     let proxy = Proxy::start_with(addr, Control::default(), impatient, true).await;
     let response = proxy.get("/").await;
@@ -162,6 +172,41 @@ async fn an_endpoint_that_takes_no_connection_in_time_is_a_gateway_timeout() {
     assert_eq!(response.headers()["l5d-proxy-error"], "connect timed out");
     assert_eq!(response.headers()["connection"], "close");
     assert!(proxy.scrape().contains(r#"outbound_http_errors_total{error="connect timeout"} 1"#));
+}
+
+#[tokio::test]
+async fn an_endpoint_rests_though_its_requests_gave_up() {
+    let (full, _waiting) = full().await;
+    for version in [Version::HTTP_11, Version::HTTP_2] {
+        let control = Control::default();
+        let service = "10.1.5.3:80".parse().unwrap();
+        let timeouts = request_timeout(Duration::from_secs(1));
+        control.policies.lock().insert(service, changed(|rule| rule.timeouts = Some(timeouts)));
+        let addrs = [full.local_addr().unwrap(), Script::default().listen().await];
+        control.update(SERVICE, add(addrs.map(|addr| endpoint(addr, None)).to_vec()));
+        let slow = |config: &mut Config| {
+            config.outbound.connect_timeout = Duration::from_secs(2);
+            config.outbound.backoff_min = Duration::from_secs(60);
+            config.outbound.backoff_max = Duration::from_secs(60);
+        };
+        let proxy = Proxy::start_with(service, control, slow, true).await;
+        let ask = async || {
+            if version == Version::HTTP_11 {
+                return proxy.get("/").await.status();
+            }
+            let request = Request::get("http://server.demo/").body(Full::default()).unwrap();
+            proxy.http2().await.send_request(request).await.unwrap().status()
+        };
+        settled(async || {
+            ask().await;
+            let pending = metric(&proxy, "outbound_http_balancer_endpoints{endpoint_state=\"pending\"");
+            if pending == 1 { Ok(()) } else { Err("the endpoint does not rest") }
+        })
+        .await;
+        for _ in 0..10 {
+            assert_eq!(ask().await, StatusCode::OK, "{version:?}");
+        }
+    }
 }
 
 /// An application of HTTP/2 that answers the first request of a connection completely, and others with a head alone,
