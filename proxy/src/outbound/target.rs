@@ -304,14 +304,14 @@ impl RoutingPlan {
 }
 
 impl Distribution {
-    /// All backends.
+    /// All backends that may be picked. One of weight 0 gets nothing, also where it alone has an endpoint.
     pub(super) fn backends(&self) -> impl Iterator<Item = &RouteBackend> {
         let (first, random): (&[RouteBackend], &[(RouteBackend, u32)]) = match self {
             Self::Empty => (&[], &[]),
             Self::FirstAvailable(backends) => (backends, &[]),
             Self::Random(backends) => (&[], backends),
         };
-        first.iter().chain(random.iter().map(|(backend, _)| backend))
+        first.iter().chain(random.iter().filter(|(_, weight)| *weight > 0).map(|(backend, _)| backend))
     }
 }
 

@@ -85,6 +85,17 @@ async fn a_policy_splits_by_weight_among_backends_with_endpoints() {
 }
 
 #[tokio::test]
+async fn a_backend_of_weight_0_gets_nothing_while_the_others_have_no_endpoint() {
+    let control = services().await;
+    let over = Over::Random(vec![(balancer(EMPTY), 1), (balancer(SECOND), 0)]);
+    control.policies.lock().insert(service(), distributing(&over));
+    let proxy = Proxy::start(service(), control).await;
+    for _ in 0..3 {
+        assert_eq!((proxy.who().await, proxy.exchange(BYTES).await), ("504".to_owned(), String::new()));
+    }
+}
+
+#[tokio::test]
 async fn a_backend_that_nothing_is_known_about_is_waited_for_once() {
     let control = services().await;
     control.instead(Call::Endpoints, [Instead::Silence; 2]);
