@@ -286,8 +286,10 @@ impl Balancer {
         };
         match picked {
             Some(index) => {
-                self.fail_fast.exit(&self.pool.metrics);
-                endpoints[index].picked(now);
+                // What probes an endpoint may fail, and ends no fail-fast.
+                if !endpoints[index].picked(now) {
+                    self.fail_fast.exit(&self.pool.metrics);
+                }
                 Ok(InFlight::start(Arc::clone(&endpoints[index]), now))
             }
             None => Err(Unready::Until(endpoints.iter().filter_map(|endpoint| endpoint.blocked_until(now)).min())),
@@ -429,16 +431,17 @@ impl Balanced {
     }
 
     /// Records that the endpoint was picked; after its rest, only this connection may probe it, and after an ejection
-    /// only this request.
-    fn picked(&self, now: Instant) {
+    /// only this request. Returns whether it had a rest.
+    fn picked(&self, now: Instant) -> bool {
         if let Some(breaker) = &self.breaker {
             breaker.lock().picked();
         }
         let mut rest = self.rest.lock();
-        if rest.until.is_some() {
+        rest.probing = rest.until.is_some();
+        if rest.probing {
             rest.until = Some(now + self.probe);
-            rest.probing = true;
         }
+        rest.probing
     }
 
     /// Records how an attempt to connect ended.

@@ -231,10 +231,8 @@ impl RoutingPlan {
     /// `deadline` at most. Otherwise what comes first would go to a backend without any. While a backend fails fast,
     /// nothing waits.
     pub(super) async fn settled(&self, distribution: &Distribution, kind: BalancerKind, deadline: Instant) {
-        // One backend has nothing to be chosen from.
-        let is_single = distribution.backends().nth(1).is_none();
         let is_available = || distribution.backends().any(|backend| self.is_available(backend, kind));
-        if is_single || is_available() {
+        if !distribution.is_choice() || is_available() {
             return;
         }
         let balancers = distribution.backends().filter_map(|backend| match self.resolved(backend, kind)?.1 {
@@ -298,6 +296,12 @@ impl RoutingPlan {
         Some((backend, found.2.clone()))
     }
 
+    /// Whether an endpoint of one of the backends is available.
+    pub(super) fn has_available(&self, distribution: &Distribution, kind: BalancerKind) -> bool {
+        let mut backends = distribution.backends().filter_map(|backend| Some(self.resolved(backend, kind)?.1));
+        backends.any(|backend| !matches!(backend, Resolved::Missing) && backend.is_available())
+    }
+
     fn is_available(&self, backend: &RouteBackend, kind: BalancerKind) -> bool {
         self.resolved(backend, kind).is_some_and(|(_, resolved)| resolved.is_available())
     }
@@ -312,6 +316,11 @@ impl Distribution {
             Self::Random(backends) => (&[], backends),
         };
         first.iter().chain(random.iter().filter(|(_, weight)| *weight > 0).map(|(backend, _)| backend))
+    }
+
+    /// Whether there is more than one backend.
+    pub(super) fn is_choice(&self) -> bool {
+        self.backends().nth(1).is_some()
     }
 }
 

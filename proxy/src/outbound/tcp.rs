@@ -12,8 +12,9 @@ use super::{
     target::{RoutingPlan, find_opaque},
 };
 use crate::{
-    discover::route::{OpaqueRoute, RefuseOpaque},
+    discover::route::{Distribution, OpaqueRoute, RefuseOpaque},
     io::{Io, Stream, copy_bidirectional},
+    metrics::BalancerKind,
 };
 
 /// Why a connection was not forwarded to its end.
@@ -100,26 +101,29 @@ where
     let (kind, queue) = (plan.policy.opaque_kind(), connection.worker.shared.config.outbound.tcp_queue);
     let search = Search::begin(queue.failfast_timeout);
     plan.settled(&route.backends, kind, search.deadline()).await;
-    let (_, backend) = plan.pick(&route.backends, kind).ok_or(ForwardError::NoBackend)?;
     // Boxed, because it is larger than all that follows.
-    let (mut server, endpoint, in_flight) = Box::pin(connect(&backend, search)).await?;
+    let (mut server, endpoint, in_flight) = Box::pin(connect(plan, &route.backends, kind, search)).await?;
     tracing::debug!(orig_dst.addr = %connection.target.destination, dst.addr = %endpoint.info.addr, "forwarding");
     let copied = copy_bidirectional(stream, &mut server).await;
     drop(in_flight);
     copied.map_err(ForwardError::Copy)
 }
 
-/// Connects to an endpoint of the backend. If one refuses, another is tried while the search goes on.
+/// Connects to an endpoint of one of the backends. If one cannot be reached, another is tried while the search goes on.
 async fn connect(
-    backend: &Resolved,
+    plan: &RoutingPlan,
+    backends: &Distribution,
+    kind: BalancerKind,
     mut search: Search,
 ) -> Result<(Io<Stream>, Arc<Endpoint>, Option<InFlight>), ForwardError> {
-    let balancer = match backend {
-        Resolved::Forward(endpoint) => return Ok((endpoint.connect(None).await?, Arc::clone(endpoint), None)),
-        Resolved::Balance(balancer) => balancer,
-        Resolved::Missing => return Err(ForwardError::NoBackend),
-    };
+    let mut picked = plan.pick(backends, kind);
     loop {
+        let (_, backend) = picked.as_ref().ok_or(ForwardError::NoBackend)?;
+        let balancer = match backend {
+            Resolved::Forward(endpoint) => return Ok((endpoint.connect(None).await?, Arc::clone(endpoint), None)),
+            Resolved::Balance(balancer) => balancer,
+            Resolved::Missing => return Err(ForwardError::NoBackend),
+        };
         let mut in_flight = balancer.select(search.deadline(), None).await?;
         let Some(balanced) = in_flight.balanced().cloned() else { return Err(SelectError::FailFast.into()) };
         let connected = balanced.endpoint.connect(None).await;
@@ -130,7 +134,11 @@ async fn connect(
                 in_flight.measured();
                 return Ok((stream, Arc::clone(&balanced.endpoint), Some(in_flight)));
             }
-            Err(error) if error.is_local() || !search.goes_on(|| balancer.is_available()) => return Err(error.into()),
+            Err(error) if error.is_local() => return Err(error.into()),
+            Err(error) if !search.goes_on(|| plan.has_available(backends, kind)) => return Err(error.into()),
+            Err(_) if !backend.is_available() && plan.has_available(backends, kind) => {
+                picked = plan.pick(backends, kind);
+            }
             Err(_) => {}
         }
     }

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use crate::{discover::Endpoints, metrics::BalancerMetrics};
 
 /// The state of one balancer. It begins when a request has waited for the timeout, and ends when a request finds an
-/// endpoint.
+/// endpoint that does not come from a rest.
 pub(super) struct FailFast {
     discovered: Arc<Endpoints>,
     timeout: Duration,

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use weft_tls::identity::Identity;
 
 use super::{
-    exchange::{Exchange, ExchangeError},
+    exchange::{Exchange, ExchangeError, Unanswered},
     response::{BackendStream, ResponseObserver},
 };
 use crate::{
@@ -154,7 +154,7 @@ impl Routed<'_> {
         }
     }
 
-    /// Sends the request to one of the route's backends.
+    /// Sends the request to one of the route's backends, and to another one if no endpoint of it can be reached.
     async fn attempt(
         &self,
         mut request: Box<Request<Body>>,
@@ -164,63 +164,68 @@ impl Routed<'_> {
     ) -> Exchanged {
         let action = self.action;
         apply_to_request(&action.filters, self.prefix, &mut *request)?;
-        let search = Search::begin(self.connection.worker.shared.config.outbound.http_queue.failfast_timeout);
+        let mut search = Search::begin(self.connection.worker.shared.config.outbound.http_queue.failfast_timeout);
         let deadline = search.deadline();
         let deadline = terms.timeouts.answer_by(self.arrived).map_or(deadline, |(by, _)| by.min(deadline));
         self.plan.settled(&action.backends, BalancerKind::Http, deadline).await;
-        let picked = self.plan.pick(&action.backends, BalancerKind::Http);
-        let (backend, resolved) = picked.ok_or(Failure::Internal("the route has no backend"))?;
-        apply_to_request(&backend.filters, self.prefix, &mut *request)?;
-        if let Some(profile) = &action.profile
-            && let Ok(canonical) = HeaderValue::from_str(&profile.dst)
-        {
-            request.headers_mut().insert(DST_CANONICAL, canonical);
-        }
-        let counted = BackendStream {
-            metrics: self.rule.backend(&backend.backend),
-            begun: Instant::now(),
-            sent: self.sent.clone(),
-        };
-        counted.metrics.requests.inc();
-        let tracing = &self.connection.worker.shared.tracing;
-        let traced = tracing.begin(&mut *request, Kind::Client, Direction::Outbound);
-        let exchange = Exchange {
-            connection: self.connection,
-            backend: &resolved,
-            required: self.required.as_ref(),
-            upgrades: self.upgrades,
-            search,
-            classes: &terms.classes,
-            action,
-            trace_id: traced.trace_id(),
-            current: parking_lot::Mutex::default(),
-            counted: parking_lot::Mutex::default(),
-        };
-        if let Some(profile) = profile {
-            profile.actual.request();
-        }
-        let exchanged = self.exchange(&exchange, request, terms.timeouts, head).await;
-        let (mut response, mut observer) = match exchanged {
-            Ok((response, observer)) => {
-                traced.responded(response.status());
-                (response, observer)
+        // Another backend gets them as they were before this one's filters.
+        let headers = action.backends.is_choice().then(|| Box::new(request.headers().clone()));
+        loop {
+            let picked = self.plan.pick(&action.backends, BalancerKind::Http);
+            let (backend, resolved) = picked.ok_or(Failure::Internal("the route has no backend"))?;
+            apply_to_request(&backend.filters, self.prefix, &mut *request)?;
+            if let Some(profile) = &action.profile
+                && let Ok(canonical) = HeaderValue::from_str(&profile.dst)
+            {
+                request.headers_mut().insert(DST_CANONICAL, canonical);
             }
-            Err(error) => {
-                traced.responded(error.status());
-                counted.ended(error.stream_end());
-                if let Some(profile) = profile {
-                    profile.actual.failure(error.outcome(UNCLASSIFIED), counted.begun.elapsed());
+            let counted = BackendStream {
+                metrics: self.rule.backend(&backend.backend),
+                begun: Instant::now(),
+                sent: self.sent.clone(),
+            };
+            counted.metrics.requests.inc();
+            let tracing = &self.connection.worker.shared.tracing;
+            let traced = tracing.begin(&mut *request, Kind::Client, Direction::Outbound);
+            let exchange = Exchange {
+                connection: self.connection,
+                plan: self.plan,
+                backend: &resolved,
+                required: self.required.as_ref(),
+                upgrades: self.upgrades,
+                search,
+                classes: &terms.classes,
+                action,
+                trace_id: traced.trace_id(),
+                current: parking_lot::Mutex::default(),
+                counted: parking_lot::Mutex::default(),
+            };
+            if let Some(profile) = profile {
+                profile.actual.request();
+            }
+            let (mut response, mut observer) = match self.exchange(&exchange, request, terms.timeouts, head).await {
+                Ok(answered) => answered,
+                Err(Unanswered { error, unsent }) => {
+                    traced.responded(error.status());
+                    counted.ended(error.stream_end());
+                    if let Some(profile) = profile {
+                        profile.actual.failure(error.outcome(UNCLASSIFIED), counted.begun.elapsed());
+                    }
+                    let Some((unsent, headers)) = unsent.zip(headers.as_deref()) else { return Err(error) };
+                    (request, search) = unsent;
+                    request.headers_mut().clone_from(headers);
+                    continue;
                 }
-                return Err(error);
+            };
+            traced.responded(response.status());
+            if let Some(profile) = profile {
+                observer.count_under(&profile.actual, counted.begun);
             }
-        };
-        if let Some(profile) = profile {
-            observer.count_under(&profile.actual, counted.begun);
+            observer.count_backend(counted);
+            apply_to_response(&backend.filters, response.headers_mut())?;
+            apply_to_response(&action.filters, response.headers_mut())?;
+            return Ok((response, observer));
         }
-        observer.count_backend(counted);
-        apply_to_response(&backend.filters, response.headers_mut())?;
-        apply_to_response(&action.filters, response.headers_mut())?;
-        Ok((response, observer))
     }
 
     /// The exchange with an endpoint, under deadlines if there are any.
@@ -230,7 +235,7 @@ impl Routed<'_> {
         mut request: Box<Request<Body>>,
         timeouts: Timeouts,
         head: Option<Duration>,
-    ) -> Exchanged {
+    ) -> Result<(Response<Body>, Box<ResponseObserver>), Unanswered> {
         if timeouts == Timeouts::default() && head.is_none() {
             return exchange.run(request).await;
         }

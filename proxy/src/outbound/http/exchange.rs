@@ -26,13 +26,14 @@ use crate::{
         respond::Failure,
         upgrade::is_tunnel,
     },
-    metrics::{Outcome, StreamEnd},
+    metrics::{BalancerKind, Outcome, StreamEnd},
     outbound::{
         Connection,
         backends::Resolved,
         balance::{Balanced, InFlight, Search, SelectError, breaker::Report},
         endpoint::{ConnectError, Endpoint, Unprocessed},
         h1, h2,
+        target::RoutingPlan,
     },
     request::{classify::Classes, deadlines::Expired},
     tap::Tapped,
@@ -44,6 +45,7 @@ const IMMEDIATE_ATTEMPTS: usize = 3;
 /// A request for a backend.
 pub(super) struct Exchange<'a> {
     pub(super) connection: &'a Connection,
+    pub(super) plan: &'a RoutingPlan,
     pub(super) backend: &'a Resolved,
     /// The required identity of the endpoint.
     pub(super) required: Option<&'a Identity>,
@@ -139,6 +141,25 @@ impl From<Failure> for ExchangeError {
     }
 }
 
+/// Why a backend has not answered.
+pub(super) struct Unanswered {
+    pub(super) error: ExchangeError,
+    /// The request and its search, if no endpoint of the backend could be reached and another backend has one.
+    pub(super) unsent: Option<(Box<Request<Body>>, Search)>,
+}
+
+impl From<ExchangeError> for Unanswered {
+    fn from(error: ExchangeError) -> Self {
+        Self { error, unsent: None }
+    }
+}
+
+impl From<Failure> for Unanswered {
+    fn from(failure: Failure) -> Self {
+        ExchangeError::from(failure).into()
+    }
+}
+
 /// How one attempt ended without a response.
 enum AttemptError {
     /// Nothing was processed.
@@ -171,7 +192,7 @@ impl Exchange<'_> {
     pub(super) async fn run(
         &self,
         mut request: Box<Request<Body>>,
-    ) -> Result<(Response<Body>, Box<ResponseObserver>), ExchangeError> {
+    ) -> Result<(Response<Body>, Box<ResponseObserver>), Unanswered> {
         let mut search = self.search;
         let mut immediate = 0;
         // The endpoint that did not process the request last.
@@ -207,7 +228,7 @@ impl Exchange<'_> {
                     if let Some(in_flight) = in_flight.filter(|_| cause == Cause::Endpoint) {
                         in_flight.report(Report::Failed);
                     }
-                    return Err(error);
+                    return Err(error.into());
                 }
                 Err(AttemptError::Unsent(request, reason)) => {
                     // Nothing was processed.
@@ -219,11 +240,15 @@ impl Exchange<'_> {
             let error = match reason {
                 Unprocessed::Unreachable(error) => {
                     drop(in_flight);
-                    let is_remote = balanced.is_some() && !error.is_local();
-                    if is_remote && search.goes_on(|| self.backend.is_available()) {
+                    let has_available = || self.plan.has_available(&self.action.backends, BalancerKind::Http);
+                    if balanced.is_none() || error.is_local() || !search.goes_on(has_available) {
+                        return Err(connect_failure(&error).into());
+                    }
+                    if self.backend.is_available() || !has_available() {
                         continue;
                     }
-                    return Err(connect_failure(&error).into());
+                    // This backend would be waited for.
+                    return Err(Unanswered { error: connect_failure(&error).into(), unsent: Some((request, search)) });
                 }
                 // A connection may end at any time. The endpoint is at fault if that happens on every attempt.
                 Unprocessed::ConnectionEnded if immediate < IMMEDIATE_ATTEMPTS => None,
@@ -239,7 +264,7 @@ impl Exchange<'_> {
                     in_flight.report(Report::Failed);
                 }
                 if immediate == IMMEDIATE_ATTEMPTS {
-                    return Err(error);
+                    return Err(error.into());
                 }
             }
             immediate += 1;

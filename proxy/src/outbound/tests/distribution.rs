@@ -5,10 +5,14 @@ use weft_proto::linkerd::destination::{AddrSet, NoEndpoints, Update, WeightedDst
 use super::{
     fake::{Over, balancer, detecting, distributing, forward, http_route, opaque_route},
     raw::{BYTES, named},
-    resilience::{Act, Script},
+    resilience::{Act, Script, metric},
     *,
 };
-use crate::{metrics::BalancerKind, outbound::backends::Resolved};
+use crate::{
+    metrics::BalancerKind,
+    outbound::backends::Resolved,
+    testing::{INJECTORS_FILTER, Lines},
+};
 
 const FIRST: &str = "first.demo:80";
 const SECOND: &str = "second.demo:80";
@@ -82,6 +86,70 @@ async fn a_policy_splits_by_weight_among_backends_with_endpoints() {
     let (second, missing) = (answers["second"], answers["500"]);
     assert!((4..50).contains(&second) && (4..50).contains(&missing), "{answers:?}");
     assert_eq!(answers["first"] + second + missing, 200, "{answers:?}");
+}
+
+/// Rests are short, so that there are many.
+fn restless(config: &mut Config) {
+    config.outbound.backoff_min = Duration::from_millis(20);
+    config.outbound.backoff_max = Duration::from_millis(20);
+}
+
+/// Repeats something until there were this number of further attempts to connect that failed.
+async fn while_connections_fail(lines: &Lines, attempts: usize, mut what: impl AsyncFnMut()) {
+    let failed = || lines.text().matches("Failed to connect").count();
+    let (enough, deadline) = (failed() + attempts, Instant::now() + Duration::from_secs(60));
+    while failed() < enough {
+        assert!(Instant::now() < deadline, "nothing connects:\n{}", lines.text());
+        what().await;
+    }
+}
+
+#[tokio::test]
+async fn what_one_backend_cannot_take_goes_to_another_one() {
+    const DEAD: &str = "dead.demo:80";
+    let in_turn = Over::First(vec![balancer(DEAD), balancer(SECOND)]);
+    let by_weight = Over::Random(vec![(balancer(DEAD), 1), (balancer(SECOND), 1)]);
+    for over in [in_turn, by_weight] {
+        let lines = Lines::default();
+        let _guard = lines.of_this_thread(INJECTORS_FILTER);
+        let control = services().await;
+        control.update(DEAD, add(vec![endpoint(unused_addr(), None)]));
+        control.policies.lock().insert(service(), distributing(&over));
+        let patient = |config: &mut Config| {
+            restless(config);
+            config.outbound.http_queue.failfast_timeout = Duration::from_secs(10);
+            config.outbound.tcp_queue.failfast_timeout = Duration::from_secs(10);
+        };
+        let proxy = Proxy::start_with(service(), control, patient, true).await;
+        while_connections_fail(&lines, 10, async || {
+            let answers = (proxy.who().await, proxy.exchange(BYTES).await);
+            assert_eq!(answers, ("second".to_owned(), "second".to_owned()), "{}", lines.text());
+        })
+        .await;
+        assert_eq!(metric(&proxy, "outbound_http_balancer_queue_gate_shut_total"), 0, "{}", lines.text());
+        assert_eq!(metric(&proxy, "outbound_tcp_balancer_queue_gate_shut_total"), 0, "{}", lines.text());
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_probes_an_endpoint_ends_no_fail_fast() {
+    let lines = Lines::default();
+    let _guard = lines.of_this_thread(INJECTORS_FILTER);
+    let control = Control::default();
+    control.policies.lock().insert(service(), policy(SERVICE, vec![]));
+    control.update(SERVICE, add(vec![endpoint(unused_addr(), None)]));
+    let proxy = Proxy::start_with(service(), control, restless, true).await;
+    let entered = || lines.text().matches("Unavailable; entering failfast").count();
+    settled(async || {
+        let _ = (proxy.who().await, proxy.exchange(BYTES).await);
+        if entered() == 2 { Ok(()) } else { Err("requests and connections do not fail fast") }
+    })
+    .await;
+    while_connections_fail(&lines, 10, async || {
+        assert_eq!((proxy.who().await.as_str(), proxy.exchange(BYTES).await.as_str()), ("504", ""));
+    })
+    .await;
+    assert_eq!((entered(), lines.text().contains("exited failfast")), (2, false), "{}", lines.text());
 }
 
 #[tokio::test]
