@@ -281,6 +281,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_connection_in_use_stays_however_often_it_was_idle() {
+        let mut world = World::new(b"found");
+        let began = Instant::now();
+        while began.elapsed() < 2 * TIMEOUT {
+            sleep(3 * IDLE_AFTER).await;
+            world.client.write_all(REQUEST).await.unwrap();
+            world.answer(b"found").await;
+        }
+        sleep(TIMEOUT - IDLE_AFTER).await;
+        assert!(!world.served.is_finished());
+        assert!(world.served.await.unwrap().unwrap_err().is_timeout());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_head_in_pieces_is_read_whole_after_any_pauses() {
         for pause in [100, 800, 1500, 2900] {
             let mut world = World::new(b"found");

@@ -78,8 +78,10 @@ impl Timer for HeadTimer {
     }
 
     fn sleep_until(&self, deadline: StdInstant) -> Pin<Box<dyn HyperSleep>> {
-        let until = Instant::from(deadline);
-        let idle_at = until.checked_sub(self.timeout).map(|began| began + self.idle_after);
+        let deadline = Instant::from(deadline);
+        let idle_at = deadline.checked_sub(self.timeout).map(|began| began + self.idle_after);
+        // Taken here: hyper does not poll the wait for a head that is there as a whole, and the next one is another.
+        let until = self.shared.kept.lock().resumed.take().unwrap_or(deadline);
         Box::pin(Wait { until, idle_at, shared: Arc::clone(&self.shared) })
     }
 
@@ -95,10 +97,7 @@ impl Future for Wait {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let Self { until, idle_at, shared } = self.get_mut();
         let mut kept = shared.kept.lock();
-        let Kept { sleep, idle, resumed } = &mut *kept;
-        if let Some(resumed) = resumed.take() {
-            *until = resumed;
-        }
+        let Kept { sleep, idle, .. } = &mut *kept;
         loop {
             let next = idle_at.map_or(*until, |idle_at| idle_at.min(*until));
             let sleep = sleep.get_or_insert_with(|| Box::pin(sleep_until(next)));
