@@ -37,8 +37,12 @@ use pump::Pump;
 
 /// The most bytes of a request body that one stream buffers: hyper's number.
 const SEND_BUFFER: usize = 1024 * 1024;
-/// The most streams at once before the peer has announced its limit.
-const INITIAL_STREAMS: usize = 1000;
+/// The most streams at once before another proxy has announced its limit.
+const PROXY_STREAMS: usize = 1000;
+/// The most streams at once before a server, or the application, has announced its limit: as many as RFC 9113 section
+/// 6.5.2 recommends to allow at least, so that a burst makes more connections instead of being refused on the first, or
+/// waiting there.
+pub(crate) const SERVER_STREAMS: usize = 100;
 
 /// Why a request was not answered.
 pub(crate) enum SendError {
@@ -192,7 +196,8 @@ where
 async fn connect(endpoint: &Arc<Endpoint>, streams: Streams) -> Result<SendRequest<Bytes>, ConnectError> {
     let stream = endpoint.connect(Some(SessionProtocol::Http2)).await?;
     let addr = endpoint.info.addr;
-    let (sender, mut connection, uncork) = handshake(stream, &endpoint.shared.config.http2, INITIAL_STREAMS)
+    let initial_streams = if endpoint.identity().is_some() { PROXY_STREAMS } else { SERVER_STREAMS };
+    let (sender, mut connection, uncork) = handshake(stream, &endpoint.shared.config.http2, initial_streams)
         .await
         .map_err(|source| ConnectError::Http2 { addr, source })?;
     let pings = endpoint.info.pings.zip(connection.ping_pong());

@@ -20,10 +20,6 @@ use crate::{
     outbound::h2,
 };
 
-/// The most HTTP/2 streams at once on a connection before the application has announced its limit: as many as RFC 9113
-/// section 6.5.2 recommends to allow at least, so that a burst makes more connections instead of waiting on the first.
-const INITIAL_STREAMS: usize = 100;
-
 type Sender = ::h2::client::SendRequest<Bytes>;
 
 /// The connections to one port for the requests of one client's connection: one, and more while those are full.
@@ -73,7 +69,7 @@ impl ClientHttp2 {
     async fn connect(self: &Arc<Self>) -> Result<Sender, ConnectError> {
         let stream = self.port.connect().await?;
         let addr = self.port.addr;
-        let shaken = h2::handshake(stream, &self.port.shared.config.http2, INITIAL_STREAMS).await;
+        let shaken = h2::handshake(stream, &self.port.shared.config.http2, h2::SERVER_STREAMS).await;
         let (sender, connection, uncork) =
             shaken.map_err(|error| ConnectError::Io { addr, source: io::Error::other(error) })?;
         let owner: Weak<Self> = Arc::downgrade(self);

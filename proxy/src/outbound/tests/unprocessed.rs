@@ -111,6 +111,37 @@ async fn an_endpoint_that_refuses_every_stream_is_ejected_and_the_other_one_answ
 }
 
 #[tokio::test]
+async fn a_burst_to_a_server_outside_the_mesh_keeps_to_100_streams() {
+    const BURST: usize = 200;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let control = Control::default();
+    let service = "10.1.2.2:80".parse().unwrap();
+    control.policies.lock().insert(service, ejecting(policy(SERVICE, vec![]), 7));
+    control.update(SERVICE, add(vec![endpoint(listener.local_addr().unwrap(), None)]));
+    let proxy = Proxy::start(service, control).await;
+    let mut sender = http2(&proxy).await;
+    let mut answers = JoinSet::new();
+    for _ in 0..BURST {
+        answers.spawn(sender.send_request(over_http2()));
+    }
+    // The kernel has all of them before the server announces its limit.
+    eventually("all are sent", || metric(&proxy, "request_total") == BURST as u64).await;
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let service =
+                service_fn(|_: Request<Incoming>| async { Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new())) });
+            let mut server = http2::Builder::new(TokioExecutor::new());
+            server.max_concurrent_streams(100);
+            tokio::spawn(server.serve_connection(TokioIo::new(stream), service));
+        }
+    });
+    let answers = tokio::time::timeout(Duration::from_secs(60), answers.join_all()).await.expect("some hang");
+    assert!(answers.iter().all(|answer| answer.as_ref().unwrap().status() == StatusCode::OK), "{answers:?}");
+    assert_eq!(metric(&proxy, "outbound_http_balancer_endpoints{endpoint_state=\"pending\""), 0);
+}
+
+#[tokio::test]
 async fn a_policy_repeats_what_an_endpoint_refuses_after_its_pause() {
     let (bad, refused) = refusing().await;
     let control = Control::default();
