@@ -37,6 +37,12 @@ use pump::Pump;
 
 /// The most bytes of a request body that one stream buffers: hyper's number.
 const SEND_BUFFER: usize = 1024 * 1024;
+/// Streams that were reset and whose late frames are ignored for a second: four times the 256 of a connection. h2's
+/// default is 50, fewer than one client may leave at once.
+const RESET_STREAMS: usize = 4 * 256;
+/// Frames of forgotten streams in the life of a connection, beyond which h2 ends it. h2's default is 1,024, which
+/// clients that leave use up in time. A bound is needed because each frame is answered from memory.
+const LATE_FRAMES: usize = 16 * 1024;
 /// The most streams at once before another proxy has announced its limit.
 const PROXY_STREAMS: usize = 1000;
 /// The most streams at once before a server, or the application, has announced its limit: as many as RFC 9113 section
@@ -184,6 +190,8 @@ where
         .initial_connection_window_size(config.connection_window)
         .max_header_list_size(MAX_HEADER_LIST_BYTES)
         .initial_max_send_streams(initial_streams)
+        .max_concurrent_reset_streams(RESET_STREAMS)
+        .max_local_error_reset_streams(Some(LATE_FRAMES))
         .max_send_buffer_size(SEND_BUFFER)
         .data_frame_budget(SMALL_FRAMES)
         .enable_push(false)

@@ -1,5 +1,7 @@
 //! Streams and connections of HTTP/2 that end early, requests that are shed, and the drain.
 
+use std::{collections::HashSet, sync::atomic::AtomicUsize};
+
 use ::h2::{Reason, client, server};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -15,8 +17,10 @@ use crate::http::frames::{frame, next_frame};
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const CONTINUATION: u8 = 9;
+const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 /// Status 200 in HPACK's static table.
 const OK: u8 = 0x88;
@@ -262,6 +266,63 @@ async fn an_endpoint_that_floods_is_blamed() {
         assert!(read.is_err(), "{name}");
         eventually(name, || metric(&proxy, PENDING) == 1).await;
     }
+}
+
+/// A server of HTTP/2 whose responses go on until they are reset, and a little longer, as if it had not noticed yet.
+/// The first one ends when this number of others were. Returns how many were, too.
+async fn late(resets: usize) -> (SocketAddr, Arc<AtomicUsize>) {
+    let reset = Arc::<AtomicUsize>::default();
+    let counted = Arc::clone(&reset);
+    let addr = serve_each(move |mut stream| {
+        let reset = Arc::clone(&counted);
+        async move {
+            stream.read_exact(&mut [0; 24]).await.unwrap();
+            stream.write_all(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
+            let (mut first, mut going_on) = (0, HashSet::new());
+            while let Some(received) = next_frame(&mut stream).await {
+                let id = received.stream;
+                let frames = match received.kind {
+                    HEADERS => {
+                        first = if first == 0 { id } else { first };
+                        going_on.insert(id);
+                        frame(HEADERS, END_HEADERS, id, &[OK])
+                    }
+                    RST_STREAM if going_on.remove(&id) => {
+                        let is_last = reset.fetch_add(1, Ordering::Relaxed) + 1 == resets;
+                        let end = if is_last { frame(DATA, END_STREAM, first, b"end") } else { Vec::new() };
+                        [frame(DATA, 0, id, &[7]).repeat(3), end].concat()
+                    }
+                    _ => continue,
+                };
+                if stream.write_all(&frames).await.is_err() {
+                    return;
+                }
+            }
+        }
+    });
+    (addr.await, reset)
+}
+
+#[tokio::test]
+async fn clients_that_leave_many_responses_end_no_other_request_on_the_connection() {
+    // As many as a connection of a client may have, on one connection to the endpoint.
+    const REQUESTS: usize = 200;
+    const CLIENTS: usize = 10;
+    let (server, reset) = late(CLIENTS * REQUESTS).await;
+    let proxy = Proxy::start(server, Control::default()).await;
+    let mut sender = client(&proxy).await;
+    let (response, _) = sender.send_request(request(), true).unwrap();
+    let mut body = response.await.unwrap().into_body();
+    for left in 1..=CLIENTS {
+        let mut leaving = proxy.http2().await;
+        let request = || Request::get("http://server.demo/").body(Full::default()).unwrap();
+        let responses = (0..REQUESTS).map(|_| leaving.send_request(request()));
+        for response in futures::future::join_all(responses).await {
+            assert_eq!(response.unwrap().status(), StatusCode::OK);
+        }
+        eventually("they are reset", || reset.load(Ordering::Relaxed) == left * REQUESTS).await;
+    }
+    assert_eq!(body.data().await.unwrap().unwrap(), "end");
 }
 
 /// Has requests to the Service of [`meshed`] sent again as this says.
