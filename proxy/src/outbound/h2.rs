@@ -212,23 +212,33 @@ async fn connect(endpoint: &Arc<Endpoint>, streams: Streams) -> Result<SendReque
     let owner = Arc::downgrade(endpoint);
     tokio::spawn(async move {
         let ended = match pings {
-            None => uncork.drive(connection).await,
-            Some((pings, sender)) => tokio::select! {
-                ended = uncork.drive(connection) => ended,
-                () = keep_alive(pings, sender, streams) => {
-                    tracing::debug!(dst.addr = %addr, "endpoint does not answer pings");
-                    Ok(())
-                }
-            },
+            None => Some(uncork.drive(connection).await),
+            Some((pings, sender)) => drive_and_ping(&uncork, connection, keep_alive(pings, sender, streams)).await,
         };
-        if let Err(error) = ended {
-            tracing::debug!(%error, dst.addr = %addr, "HTTP/2 connection ended");
+        match ended {
+            Some(Ok(())) => {}
+            Some(Err(error)) => tracing::debug!(%error, dst.addr = %addr, "HTTP/2 connection ended"),
+            None => tracing::debug!(dst.addr = %addr, "endpoint does not answer pings"),
         }
         if let Some(endpoint) = owner.upgrade() {
             endpoint.h2.drop_unusable();
         }
     });
     Ok(sender)
+}
+
+/// Drives a connection to its end, or until a ping has no answer, which is `None`.
+async fn drive_and_ping<T: AsyncRead + AsyncWrite + Unpin>(
+    uncork: &Uncork<T>,
+    connection: client::Connection<Corked<T>, Bytes>,
+    keep_alive: impl Future<Output = ()>,
+) -> Option<Result<(), ::h2::Error>> {
+    tokio::select! {
+        // The connection first: where this task had no turn for a while, the answer may be there, and unread.
+        biased;
+        ended = uncork.drive(connection) => Some(ended),
+        () = keep_alive => None,
+    }
 }
 
 /// Pings until an answer is missing.
@@ -241,6 +251,73 @@ async fn keep_alive(Pings { keepalive, while_idle }: Pings, mut sender: PingPong
         let answer = tokio::time::timeout(keepalive.timeout, sender.ping(Ping::opaque())).await;
         if !matches!(answer, Ok(Ok(_))) {
             return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _, duplex},
+        sync::oneshot,
+        time::advance,
+    };
+
+    use super::*;
+    use crate::{
+        config::Keepalive,
+        http::{
+            frames::{frame, next_frame},
+            shared_connections::SharedConnections,
+        },
+        inbound::testing,
+    };
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// The streams of a connection that is never made.
+    async fn streams() -> Streams {
+        let (sender, streams) = oneshot::channel();
+        let shared = SharedConnections::new(1, 1);
+        let refused = shared.get(|streams| async {
+            let _ = sender.send(streams);
+            Err(())
+        });
+        assert!(refused.await.is_err());
+        streams.await.unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_came_before_the_task_had_its_turn_is_not_missing() {
+        const SETTINGS: u8 = 4;
+        const PING: u8 = 6;
+        const ACK: u8 = 1;
+        let pings = Pings { keepalive: Keepalive { interval: SECOND, timeout: SECOND }, while_idle: true };
+        // Each time, either could have been looked at first.
+        for _ in 0..20 {
+            let (client, mut server) = duplex(4096);
+            let (_sender, mut connection, uncork) = handshake(client, &testing::config().http2, 1).await.unwrap();
+            let keep_alive = keep_alive(pings, connection.ping_pong().unwrap(), streams().await);
+            let mut driven = std::pin::pin!(drive_and_ping(&uncork, connection, keep_alive));
+            assert!(futures::poll!(driven.as_mut()).is_pending());
+            advance(SECOND).await;
+            // One begins the ping, the other sends it.
+            for _ in 0..2 {
+                assert!(futures::poll!(driven.as_mut()).is_pending());
+            }
+            server.read_exact(&mut [0; 24]).await.unwrap();
+            let ping = loop {
+                let received = next_frame(&mut server).await.unwrap();
+                if received.kind == PING {
+                    break received;
+                }
+            };
+            let answer = [frame(SETTINGS, 0, 0, &[]), frame(PING, ACK, 0, &ping.payload)];
+            server.write_all(&answer.concat()).await.unwrap();
+            advance(SECOND).await;
+            assert!(futures::poll!(driven.as_mut()).is_pending());
         }
     }
 }
