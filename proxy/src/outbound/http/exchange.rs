@@ -425,6 +425,16 @@ impl Exchange<'_> {
     }
 }
 
+impl Drop for Exchange<'_> {
+    /// A request that is given up, by its client as a rule, has no other line and no `response_total`.
+    fn drop(&mut self) {
+        if let Some(Current { endpoint, since, .. }) = self.current.get_mut() {
+            let (dst, client, elapsed) = (endpoint.info.addr, self.connection.peer, since.elapsed().as_secs_f64());
+            tracing::debug!(dst.addr = %dst, client.addr = %client, elapsed, "request given up before its response");
+        }
+    }
+}
+
 /// The answer to a request whose endpoint cannot be reached.
 fn connect_failure(error: &ConnectError) -> Failure {
     match error {

@@ -95,6 +95,24 @@ async fn answers_of_policy_and_clients_that_leave_are_not_logged() {
     assert!(!text.contains("request failed") && !text.contains("Connection closed"), "{text}");
 }
 
+#[tokio::test]
+async fn a_request_that_is_given_up_before_its_response_is_logged_at_debug() {
+    let lines = Lines::default();
+    let _guard = lines.of_this_thread("warn,weft=debug");
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = silent.local_addr().unwrap();
+    let proxy = Proxy::start(addr, Control::default()).await;
+    let mut client = proxy.connect().await;
+    client.write_all(b"GET / HTTP/1.1\r\nhost: server.demo\r\n\r\n").await.unwrap();
+    let (mut server, _) = silent.accept().await.unwrap();
+    assert!(server.read(&mut [0; 64]).await.unwrap() > 0);
+    let expected = format!("request given up before its response dst.addr={addr} client.addr=127.0.0.1:");
+    let is_logged = || lines.text().lines().any(|line| line.contains("DEBUG") && line.contains(&expected));
+    assert!(!is_logged());
+    drop(client);
+    eventually("the client's leaving is logged", is_logged).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_flood_of_failures_is_a_bounded_number_of_lines() {
     let lines = Lines::default();
