@@ -91,7 +91,7 @@ pub(crate) async fn run(config: Config) -> Result<()> {
         let (datapath, ebpf) = open(&config, &attach, &features)?;
         return serve(&config, Prepared { features, attach, datapath, ebpf, lock }, None).await;
     };
-    let client = Client::try_default().await.context("cannot tell how to reach the API server")?;
+    let client = kubernetes::connect().await?;
     let publisher = Publisher::new(client.clone(), kubernetes.identity.clone());
     match prepare_node(&config).await {
         Ok(prepared) => {

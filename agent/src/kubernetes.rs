@@ -8,6 +8,7 @@
 //!
 //! Decisions are in [`plan`], which is synchronous; this file waits and acts. Refuses to withdraw pods: see [`plan`].
 
+mod client;
 mod locate;
 pub(crate) mod metrics;
 mod owner;
@@ -33,6 +34,7 @@ use weft_k8s_api::{inject::RedirectionDefaults, labels};
 use weft_runtime::{error::chain, readiness::Gate};
 
 use self::{
+    client::Pauses,
     locate::{LocateError, Locator, Sandbox},
     metrics::EnrolmentSeconds,
     plan::Plan,
@@ -40,6 +42,7 @@ use self::{
     wake::Wake,
 };
 pub(crate) use self::{
+    client::connect,
     owner::{Owner, follow, uninstalled},
     plan::{Enrolment, EnrolmentEvent, Problem, Report, Tracking},
     report::Publisher,
@@ -107,7 +110,7 @@ pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outp
     let locator = Locator::new(config.attach.clone(), cookies).context("cannot read the agent's own namespaces")?;
     let selector = selector(&config.defaults.control_plane_namespaces);
     let selection = watcher::Config::default().fields(&format!("spec.nodeName={}", config.node)).labels(&selector);
-    let mut events = pin!(watcher(Api::<Pod>::all(client), selection).default_backoff());
+    let mut events = pin!(watcher(Api::<Pod>::all(client), selection).backoff(Pauses::default()));
     let mut wake = Wake::new().context("cannot use inotify")?;
     let mut plan = Plan::new(config.defaults);
     let looks = Looks::default();

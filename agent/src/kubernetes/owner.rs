@@ -21,7 +21,7 @@ use kube::{
 use tokio::{sync::watch, time::Instant};
 use weft_runtime::error::chain;
 
-use super::OwnPod;
+use super::{OwnPod, client::Pauses};
 
 /// How long a stopping agent waits for an answer. Kubernetes gives it 30 s in total.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -59,7 +59,7 @@ pub(crate) async fn follow(client: Client, pod: OwnPod, state: watch::Sender<Own
         tokio::time::sleep(RETRY).await;
     };
     let daemon_sets = Api::<DaemonSet>::namespaced(client, namespace);
-    let mut states = std::pin::pin!(watch_object(daemon_sets, &name).default_backoff());
+    let mut states = std::pin::pin!(watch_object(daemon_sets, &name).backoff(Pauses::default()));
     while let Some(found) = states.next().await {
         match found {
             Ok(found) => {
