@@ -111,7 +111,7 @@ pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outp
     let selector = selector(&config.defaults.control_plane_namespaces);
     let selection = watcher::Config::default().fields(&format!("spec.nodeName={}", config.node)).labels(&selector);
     let mut events = pin!(watcher(Api::<Pod>::all(client), selection).backoff(Pauses::default()));
-    let mut wake = Wake::new().context("cannot use inotify")?;
+    let mut wake = Wake::new();
     let mut plan = Plan::new(config.defaults);
     let looks = Looks::default();
     let (shared, look_with, looks) = (&outputs, &locator, &looks);

@@ -14,22 +14,34 @@ use crate::datapath::bpf;
 /// Watches directories of the cgroup tree for new entries (inotify(7)).
 #[derive(Debug)]
 pub(super) struct Wake {
-    inotify: AsyncFd<OwnedFd>,
+    /// None if there was no instance for this process.
+    inotify: Option<AsyncFd<OwnedFd>>,
     /// Uids of watched pods; other directories have none.
     pods: HashMap<i32, String>,
 }
 
 impl Wake {
-    pub(super) fn new() -> io::Result<Self> {
-        let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
-        Ok(Self { inotify: bpf::readable(inotify)?, pods: HashMap::new() })
+    /// Without inotify, of which a user has 128 instances by default, pods are only found later.
+    pub(super) fn new() -> Self {
+        let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC);
+        Self::with(inotify.map_err(io::Error::from).and_then(bpf::readable))
+    }
+
+    fn with(inotify: io::Result<AsyncFd<OwnedFd>>) -> Self {
+        if let Err(error) = &inotify {
+            tracing::warn!(
+                %error,
+                "cannot use inotify (see fs.inotify.max_user_instances): new pods are enrolled up to a second later"
+            );
+        }
+        Self { inotify: inotify.ok(), pods: HashMap::new() }
     }
 
     /// Watches a directory in which pods' cgroups appear. If it does not exist yet, or cannot be watched, pods are
     /// only found later.
     pub(super) fn watch(&self, directory: &Path) -> Option<i32> {
         let flags = WatchFlags::CREATE | WatchFlags::ONLYDIR;
-        inotify::add_watch(self.inotify.get_ref(), directory, flags).ok()
+        inotify::add_watch(self.inotify.as_ref()?.get_ref(), directory, flags).ok()
     }
 
     /// Watches a pod's own cgroup until it is removed. May be called repeatedly.
@@ -41,11 +53,12 @@ impl Wake {
 
     /// Waits for something new: in one pod's cgroup, or `None` if it may be any pod's. Cancel safe.
     pub(super) async fn woken(&mut self) -> io::Result<Vec<Option<String>>> {
+        let Some(inotify) = &self.inotify else { return std::future::pending().await };
         let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
         loop {
-            let mut guard = self.inotify.readable().await?;
+            let mut guard = inotify.readable().await?;
             let mut woken = Vec::new();
-            let mut reader = inotify::Reader::new(self.inotify.get_ref(), &mut buffer);
+            let mut reader = inotify::Reader::new(inotify.get_ref(), &mut buffer);
             loop {
                 let event = match reader.next() {
                     Ok(event) => event,
@@ -73,13 +86,15 @@ impl Wake {
 mod tests {
     use std::fs;
 
+    use futures::FutureExt as _;
+
     use super::*;
 
     #[tokio::test]
     async fn a_new_cgroup_wakes_its_pod() {
         let directory = tempfile::tempdir().unwrap();
         let pod = directory.path().join("pod1");
-        let mut wake = Wake::new().unwrap();
+        let mut wake = Wake::new();
         assert_eq!(wake.watch(&pod), None);
         wake.watch(directory.path()).unwrap();
         fs::create_dir(&pod).unwrap();
@@ -92,5 +107,15 @@ mod tests {
         fs::create_dir(&pod).unwrap();
         assert_eq!(wake.woken().await.unwrap(), [None]);
         assert!(wake.pods.is_empty());
+    }
+
+    #[tokio::test]
+    async fn without_an_instance_nothing_wakes_and_nothing_fails() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut wake = Wake::with(Err(Errno::MFILE.into()));
+        assert_eq!(wake.watch(directory.path()), None);
+        wake.watch_pod(directory.path(), "uid-1");
+        fs::create_dir(directory.path().join("container")).unwrap();
+        assert!(wake.woken().now_or_never().is_none());
     }
 }
