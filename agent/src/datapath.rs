@@ -18,6 +18,7 @@ pub(crate) mod events;
 pub(crate) mod explain;
 #[cfg(test)]
 pub(crate) mod fake;
+mod garbage;
 pub(crate) mod handle;
 pub(crate) mod keep;
 pub(crate) mod listeners;
@@ -111,16 +112,6 @@ pub(crate) struct Options<'a> {
     /// None: namespaces are enrolled by the agent alone.
     pub(crate) self_enrolment: Option<SelfEnrolment>,
 }
-
-/// How long a namespace that the kernel enrolled is kept before the first check that it still exists.
-const SELF_ENROLLED_GRACE: Duration = Duration::from_secs(60);
-
-/// How long a connection may wait in a proxy's accept queue before the agent forgets its original destination: longer
-/// than clients wait for an answer.
-const ABANDONED: Duration = Duration::from_secs(300);
-
-/// How often clients whose connect(2) failed are looked for, which takes two system calls for each open connection.
-const CLIENTS_PERIOD: Duration = Duration::from_secs(60);
 
 /// The reason why a call of the datapath failed.
 #[derive(Debug, thiserror::Error)]
@@ -490,57 +481,11 @@ impl Kernel for Datapath {
     }
 
     fn collect_garbage(&mut self) -> Result<Collected, DatapathError> {
-        let mut cookies: BTreeSet<u64> = self.pins.pods()?.into_iter().map(|(cookie, _)| cookie).collect();
-        let mut self_enrolled = BTreeMap::new();
-        for (cookie, entry) in self.maps.entries()? {
-            if entry.has(pod::SELF_ENROLLED) && !cookies.contains(&cookie) {
-                let first_seen = self.self_enrolled.get(&cookie).copied();
-                self_enrolled.insert(cookie, first_seen.unwrap_or_else(Instant::now));
-            } else {
-                // An entry without a directory is left over from a crash in `remove`.
-                cookies.insert(cookie);
-            }
-        }
-        let admissions = self.maps.admissions()?;
-        for (_, cookie) in &admissions {
-            // A proxy that bound its inbound port alone has no entry, and its namespace may end without one.
-            if self.maps.entry(*cookie)?.is_none() {
-                let first_seen = self.self_enrolled.get(cookie).copied();
-                self_enrolled.insert(*cookie, first_seen.unwrap_or_else(Instant::now));
-            }
-        }
-        self.self_enrolled = self_enrolled;
-        let mut removed = Vec::new();
-        for cookie in cookies {
-            if self.is_gone(cookie)? {
-                self.remove(cookie)?;
-                removed.push(cookie);
-            }
-        }
-        let is_old = |seen: &Instant| seen.elapsed() > SELF_ENROLLED_GRACE;
-        let suspects = self.self_enrolled.iter().filter(|(_, seen)| is_old(seen)).map(|(cookie, _)| *cookie).collect();
-        self.maps.remove_admissions(admissions, &removed)?;
-        self.listeners.collect_garbage()?;
-        if std::mem::take(&mut self.flows_may_be_stale) {
-            self.maps.remove_stale_flows()?;
-        }
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        let now = Duration::try_from(now).unwrap_or_default();
-        self.maps.remove_abandoned(now, ABANDONED)?;
-        if self.clients_due <= now {
-            self.maps.remove_failed_clients(now, ABANDONED)?;
-            self.clients_due = now + CLIENTS_PERIOD;
-        }
-        Ok(Collected { removed, suspects })
+        garbage::collect(self)
     }
 
     fn remove_absent(&mut self, absent: &BTreeSet<u64>) -> Result<Vec<u64>, DatapathError> {
-        // One that an agent has enrolled since then has a link.
-        let absent: Vec<u64> = absent.iter().copied().filter(|it| self.self_enrolled.contains_key(it)).collect();
-        absent.iter().try_for_each(|cookie| self.remove(*cookie))?;
-        let admissions = self.maps.admissions()?;
-        self.maps.remove_admissions(admissions, &absent)?;
-        Ok(absent)
+        garbage::remove_absent(self, absent)
     }
 
     fn sample(&mut self, max_age: Duration) -> Result<Arc<Sample>, DatapathError> {
