@@ -85,8 +85,9 @@ pub(crate) struct Datapath {
     /// When clients are looked through next, by CLOCK_MONOTONIC.
     clients_due: Duration,
     names: Names,
-    /// Namespaces that the kernel enrolled and no agent since, with the time at which they were first seen.
-    self_enrolled: BTreeMap<u64, Instant>,
+    /// Namespaces in the maps that have no link, and the time from which each is suspect of being gone: those that the
+    /// kernel enrolled, and those whose enrolment was interrupted.
+    suspects: BTreeMap<u64, Instant>,
     keeper: Keeper,
     cookies: Cookies,
     /// The last sample, and its time.
@@ -189,7 +190,7 @@ impl Datapath {
             flows_may_be_stale: true,
             clients_due: Duration::ZERO,
             names: Names::default(),
-            self_enrolled: BTreeMap::new(),
+            suspects: BTreeMap::new(),
             keeper: Keeper::new(&pins)?,
             cookies: Cookies::Kernel,
             sampled: None,
@@ -225,7 +226,7 @@ impl Datapath {
         let of_that_name = self.names.iter().filter(|(other, name)| **other != cookie && ***name == *pod);
         let predecessors: Vec<u64> = of_that_name.map(|(other, _)| *other).collect();
         for predecessor in predecessors {
-            if self.is_gone(predecessor)? {
+            if self.is_gone(predecessor)? == Some(true) {
                 self.remove(predecessor)?;
             }
         }
@@ -286,7 +287,7 @@ impl Datapath {
                 cookie,
                 generation: entry.generation,
                 outbound: entry.has(pod::OUTBOUND),
-                inbound: entry.has(pod::INBOUND) && !self.is_gone(cookie)?,
+                inbound: entry.has(pod::INBOUND) && self.is_gone(cookie)? == Some(false),
                 ips: entry.addresses.into_iter().filter(|a| *a != Address::UNSPECIFIED).map(IpAddr::from).collect(),
                 bypassed: entry.has(pod::BYPASSED),
                 self_enrolled: entry.has(pod::SELF_ENROLLED),
@@ -352,12 +353,13 @@ impl Datapath {
         self.programs.digest()
     }
 
-    /// Whether a pod's network namespace is gone. A pin that was removed does not say so.
-    fn is_gone(&self, cookie: u64) -> Result<bool, DatapathError> {
+    /// Whether a pod's network namespace is gone, according to its link; `None` if it has no link. A pin that was
+    /// removed does not say so.
+    fn is_gone(&self, cookie: u64) -> Result<Option<bool>, DatapathError> {
         match self.keeper.is_gone(cookie) {
             Some(answer) => {
                 let path = || self.pins.pod_link(cookie).display().to_string();
-                Ok(answer.map_err(|source| KeepError::Hold { path: path(), source })?)
+                Ok(Some(answer.map_err(|source| KeepError::Hold { path: path(), source })?))
             }
             None => Ok(self.programs.is_gone(cookie)?),
         }
@@ -371,7 +373,7 @@ impl Datapath {
         if self.names.contains_key(&cookie) {
             Arc::make_mut(&mut self.names).remove(&cookie);
         }
-        self.self_enrolled.remove(&cookie);
+        self.suspects.remove(&cookie);
         self.flows_may_be_stale = true;
         Ok(())
     }
@@ -437,7 +439,7 @@ impl Kernel for Datapath {
         }
         let (link, attached) = self.programs.attach_pod(cookie, &netns.file)?;
         self.keeper.hold_pod(cookie, link);
-        self.self_enrolled.remove(&cookie);
+        self.suspects.remove(&cookie);
         let enrolment = Enrolment {
             cookie,
             generation: entry.generation,

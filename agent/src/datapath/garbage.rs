@@ -5,11 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use weft_ebpf_abi::pod;
+use weft_ebpf_abi::pod::{self, Pod};
 
 use super::{Datapath, DatapathError, handle::Collected};
 
-/// How long a namespace that the kernel enrolled is kept before the first check that it still exists.
+/// How long a namespace that the kernel enrolled is known before it is suspect.
 const SELF_ENROLLED_GRACE: Duration = Duration::from_secs(60);
 
 /// How long a connection may wait in a proxy's accept queue before the agent forgets its original destination: longer
@@ -20,35 +20,37 @@ const ABANDONED: Duration = Duration::from_secs(300);
 const CLIENTS_PERIOD: Duration = Duration::from_secs(60);
 
 pub(super) fn collect(datapath: &mut Datapath) -> Result<Collected, DatapathError> {
-    let mut cookies: BTreeSet<u64> = datapath.pins.pods()?.into_iter().map(|(cookie, _)| cookie).collect();
-    let mut self_enrolled = BTreeMap::new();
-    for (cookie, entry) in datapath.maps.entries()? {
-        if entry.has(pod::SELF_ENROLLED) && !cookies.contains(&cookie) {
-            let first_seen = datapath.self_enrolled.get(&cookie).copied();
-            self_enrolled.insert(cookie, first_seen.unwrap_or_else(Instant::now));
-        } else {
-            // An entry without a directory is left over from a crash in `remove`.
-            cookies.insert(cookie);
+    let now = Instant::now();
+    let entries: BTreeMap<u64, Pod> = datapath.maps.entries()?.into_iter().collect();
+    let directories = datapath.pins.pods()?.into_iter().map(|(cookie, _)| cookie);
+    let cookies: BTreeSet<u64> = entries.keys().copied().chain(directories).collect();
+    let (mut suspects, mut removed) = (BTreeMap::new(), Vec::new());
+    for cookie in cookies {
+        match (datapath.is_gone(cookie)?, entries.get(&cookie)) {
+            (Some(false), _) => {}
+            // The kernel's, or one whose enrolment was interrupted: without its entry a pod that lives would be open.
+            (None, Some(entry)) => {
+                let grace = if entry.has(pod::SELF_ENROLLED) { SELF_ENROLLED_GRACE } else { Duration::ZERO };
+                suspects.insert(cookie, now + grace);
+            }
+            (Some(true), _) | (None, None) => {
+                datapath.remove(cookie)?;
+                removed.push(cookie);
+            }
         }
     }
     let admissions = datapath.maps.admissions()?;
-    for (_, cookie) in &admissions {
-        // A proxy that bound its inbound port alone has no entry, and its namespace may end without one.
-        if datapath.maps.entry(*cookie)?.is_none() {
-            let first_seen = datapath.self_enrolled.get(cookie).copied();
-            self_enrolled.insert(*cookie, first_seen.unwrap_or_else(Instant::now));
+    // A proxy that bound its inbound port alone has no entry, and its namespace may end without one.
+    for (_, cookie) in admissions.iter().filter(|(_, cookie)| !entries.contains_key(cookie)) {
+        suspects.insert(*cookie, now + SELF_ENROLLED_GRACE);
+    }
+    for (cookie, since) in &mut suspects {
+        if let Some(known) = datapath.suspects.get(cookie) {
+            *since = (*since).min(*known);
         }
     }
-    datapath.self_enrolled = self_enrolled;
-    let mut removed = Vec::new();
-    for cookie in cookies {
-        if datapath.is_gone(cookie)? {
-            datapath.remove(cookie)?;
-            removed.push(cookie);
-        }
-    }
-    let is_old = |seen: &Instant| seen.elapsed() > SELF_ENROLLED_GRACE;
-    let suspects = datapath.self_enrolled.iter().filter(|(_, seen)| is_old(seen)).map(|(cookie, _)| *cookie).collect();
+    datapath.suspects = suspects;
+    let suspects = datapath.suspects.iter().filter(|(_, since)| **since <= now).map(|(cookie, _)| *cookie).collect();
     datapath.maps.remove_admissions(admissions, &removed)?;
     datapath.listeners.collect_garbage()?;
     if std::mem::take(&mut datapath.flows_may_be_stale) {
@@ -66,7 +68,7 @@ pub(super) fn collect(datapath: &mut Datapath) -> Result<Collected, DatapathErro
 
 pub(super) fn remove_absent(datapath: &mut Datapath, absent: &BTreeSet<u64>) -> Result<Vec<u64>, DatapathError> {
     // One that an agent has enrolled since then has a link.
-    let absent: Vec<u64> = absent.iter().copied().filter(|it| datapath.self_enrolled.contains_key(it)).collect();
+    let absent: Vec<u64> = absent.iter().copied().filter(|it| datapath.suspects.contains_key(it)).collect();
     absent.iter().try_for_each(|cookie| datapath.remove(*cookie))?;
     let admissions = datapath.maps.admissions()?;
     datapath.maps.remove_admissions(admissions, &absent)?;

@@ -152,8 +152,8 @@ pub(crate) struct Pending {
 pub(crate) struct Collected {
     /// Cookies of the pods that were removed.
     pub(crate) removed: Vec<u64>,
-    /// Cookies of namespaces that the kernel enrolled a while ago: they have no link that ends with them, so the node's
-    /// processes have to be searched.
+    /// Cookies of namespaces that have no link which ends with them, so that the node's processes have to be searched:
+    /// those that the kernel enrolled a while ago, and those whose enrolment was interrupted.
     pub(crate) suspects: BTreeSet<u64>,
 }
 

@@ -267,13 +267,12 @@ impl Programs {
         Ok(self.pins.remove_pod(netns_cookie)?)
     }
 
-    /// Whether a pod's network namespace is gone, according to its link. A pod without a link counts as gone.
-    pub(crate) fn is_gone(&self, netns_cookie: u64) -> Result<bool, ProgramsError> {
+    /// Whether a pod's network namespace is gone, according to its link; `None` if it has no link.
+    pub(crate) fn is_gone(&self, netns_cookie: u64) -> Result<Option<bool>, ProgramsError> {
         let failed = |source| ProgramsError::Attach { name: SK_LOOKUP, source };
-        match Link::open(&self.pins.pod_link(netns_cookie)).map_err(failed)? {
-            None => Ok(true),
-            Some(link) => Ok(link.target(AttachType::SkLookup).map_err(failed)? == 0),
-        }
+        let link = Link::open(&self.pins.pod_link(netns_cookie)).map_err(failed)?;
+        let target = link.map(|link| link.target(AttachType::SkLookup)).transpose().map_err(failed)?;
+        Ok(target.map(|target| target == 0))
     }
 }
 

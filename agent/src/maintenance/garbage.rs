@@ -1,7 +1,8 @@
 //! Keeps the datapath free of pods whose network namespaces are gone.
 //!
-//! A pod's link says that its namespace is gone. A namespace that the kernel enrolled has none: the processes of the
-//! node are searched for it. Pods determine how long that takes, so it happens beside everything else, and rarely.
+//! A pod's link says that its namespace is gone. A namespace that the kernel enrolled, or whose enrolment was
+//! interrupted, has none: the processes of the node are searched for it. Pods determine how long that takes, so it
+//! happens beside everything else, and rarely.
 
 use std::{collections::BTreeSet, future::Future, io, time::Duration};
 

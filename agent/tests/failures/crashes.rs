@@ -201,6 +201,39 @@ pub(crate) fn killed_while_enrolling(world: &mut World) {
     mesh.is_meshed(world);
 }
 
+/// The kernel has enrolled the pod when its proxy listened, and does not do so again.
+pub(crate) fn killed_while_completing(world: &mut World) {
+    const SELF_ENROLLING: &[&str] = &["--self-enrol-uid", "2102"];
+    let mut mesh = Mesh::new(world);
+    world.kill_agent();
+    world.start_agent(SELF_ENROLLING);
+    let mut died = 0;
+    for last in 0..STEPS {
+        world.withdraw("a");
+        world.kill_agent();
+        let Mesh { a, b, servers } = mesh;
+        drop(a);
+        mesh = Mesh { a: world.proxy("a"), b, servers };
+        let doomed = Doomed::start(world, SELF_ENROLLING, last, false);
+        assert!(doomed.serves(world));
+        doomed.armed.store(true, Ordering::SeqCst);
+        let completed = world.enrol(world.request("a")).is_ok();
+        let steps = doomed.end();
+        let mut app = world.pod("a", APPLICATION_UID);
+        assert_eq!(app.connect("10.99.0.2:8080").listener(), Some(4140), "after {steps:?}");
+        // It collects garbage before it serves.
+        world.start_agent(SELF_ENROLLING);
+        assert_eq!(app.connect("10.99.0.2:8080").listener(), Some(4140), "with the next agent, after {steps:?}");
+        world.mesh("a");
+        mesh.is_meshed(world);
+        if completed {
+            break;
+        }
+        died += 1;
+    }
+    assert!(died > 5, "{died}");
+}
+
 pub(crate) fn killed_while_changing(world: &mut World) {
     let mesh = Mesh::new(world);
     let mut changed = world.request("a");

@@ -30,11 +30,15 @@ const AGENT: &str = env!("CARGO_BIN_EXE_weft-agent");
 
 type Check = (&'static str, fn(&mut World));
 
-const CHECKS: [Check; 45] = [
+const CHECKS: [Check; 46] = [
     ("agent: ten crashes in a row are not noticed", crashes::ten_crashes_in_a_row),
     ("agent: killed at any step of a first start, the next one completes it", crashes::killed_while_starting),
     ("agent: killed at any step of an update, the next one completes it", crashes::killed_while_updating),
     ("agent: killed at any step of an enrolment, the pod is never half open", crashes::killed_while_enrolling),
+    (
+        "agent: killed at any step after the kernel enrolled a pod, it stays redirected",
+        crashes::killed_while_completing,
+    ),
     ("agent: killed at any step of a change of rules, old or new ones are in force", crashes::killed_while_changing),
     ("agent: a second one on the same pins is refused, on a Kubernetes node it waits", crashes::one_at_a_time),
     ("programs: another build replaces them in place", versions::upgrade_in_place),

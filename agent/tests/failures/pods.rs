@@ -238,7 +238,7 @@ pub(crate) fn unknown_cookies(world: &mut World) {
     let mut pods = kernel::pods(&world.pins());
     let cookie = cookie(world, "b");
     let entry = pods.get(&cookie, 0).unwrap();
-    // No namespace has the cookie 0: an entry for it belongs to no pod, and is removed.
+    // No namespace has the cookie 0: an entry for it belongs to no pod, and is removed after a search.
     pods.insert(0, entry, 0).unwrap();
     let mut servers = world.pod("c", APPLICATION_UID);
     servers.ok("serve 8085");
