@@ -224,7 +224,7 @@ async fn serve(config: &Config, prepared: Prepared, cluster: Option<Cluster>) ->
     }
     let socket = listen(&config.socket)?;
     // If the API server lists the pods, no other client may enrol them.
-    let enrolment = cluster.is_none().then(|| PodsServer::new(Pods::new(datapath)));
+    let enrolment = cluster.is_none().then(|| PodsServer::new(Pods::new(datapath.clone())));
     let server = Server::builder()
         // A client behind `weft-agent connect` may disappear silently, and a watch costs every pod of the node.
         .http2_keepalive_interval(Some(KEEPALIVE))
@@ -238,9 +238,11 @@ async fn serve(config: &Config, prepared: Prepared, cluster: Option<Cluster>) ->
     let result = tasks.run_until(signal::shutdown()).await;
     // The datapath stays in force. A socket that is left over would only mislead.
     let _ = std::fs::remove_file(&config.socket);
+    drop(tasks);
+    // Under the lock: the next agent may start as soon as that is free.
+    datapath.stop().await;
     if let (Ok(()), Some(cluster)) = (&result, cluster) {
         let owner = owner.borrow().clone();
-        drop(tasks);
         leave(config, &cluster, &owner).await?;
     }
     drop(lock);

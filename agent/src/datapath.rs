@@ -133,7 +133,7 @@ pub(crate) enum DatapathError {
     OverBudget(#[from] OverBudget),
     #[error("the pod's rules changed or the pod left while it was being enrolled")]
     Superseded,
-    #[error("the call of the datapath panicked")]
+    #[error("the call of the datapath panicked, or the agent is stopping")]
     Stopped,
     #[error("the datapath is busy with other calls")]
     Busy,

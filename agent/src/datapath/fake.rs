@@ -159,6 +159,8 @@ impl Kernel for FakeKernel {
 mod tests {
     use std::fs::File;
 
+    use futures::FutureExt as _;
+
     use super::*;
     use crate::datapath::{
         rules::{Proxy, Wanted},
@@ -253,6 +255,19 @@ mod tests {
             let expected = if is_found { rules } else { rules.with_admin_port_skipped() };
             assert_eq!(kernel.state().enrolled, [(7, expected)], "{path}");
         }
+    }
+
+    #[tokio::test]
+    async fn the_owner_ends_after_the_calls_that_it_has() {
+        let handle = FakeKernel::default().spawn();
+        let (go_on_tx, go_on) = std::sync::mpsc::channel();
+        let mut call = Box::pin(handle.call(move |_| Ok(go_on.recv().unwrap())));
+        let mut stop = Box::pin(handle.stop());
+        assert!(call.as_mut().now_or_never().is_none() && stop.as_mut().now_or_never().is_none());
+        go_on_tx.send(7).unwrap();
+        stop.await;
+        assert_eq!(call.now_or_never().unwrap().unwrap(), 7);
+        assert!(matches!(handle.call(|kernel| kernel.bypassed()).await, Err(DatapathError::Stopped)));
     }
 
     #[tokio::test]

@@ -36,6 +36,8 @@ use super::{
 
 /// Calls that may wait for the owner. Further callers wait for a free slot.
 const QUEUE: usize = 64;
+/// How long the owner may take to end: as long as the calls that wait for it take.
+const END: Duration = Duration::from_secs(5);
 
 /// The pods' names by the cookies of their network namespaces. A snapshot, of which every enrolment makes another: the
 /// names are shared.
@@ -157,10 +159,11 @@ pub(crate) struct Collected {
     pub(crate) suspects: BTreeSet<u64>,
 }
 
-/// Sends calls to the owner. Cheap to clone; the owner ends with the last clone.
+/// Sends calls to the owner. Cheap to clone; the owner ends with the last clone, or when it is stopped.
 #[derive(Clone)]
 pub(crate) struct Handle {
-    calls: mpsc::Sender<Call>,
+    /// `None` stops the owner.
+    calls: mpsc::Sender<Option<Call>>,
     names: watch::Receiver<Names>,
     facts: Arc<Facts>,
     turns: Turns,
@@ -178,11 +181,11 @@ impl Handle {
     /// # Errors
     /// When no thread can be started.
     pub(crate) fn spawn(mut kernel: impl Kernel + 'static) -> io::Result<Self> {
-        let (calls, mut queue) = mpsc::channel::<Call>(QUEUE);
+        let (calls, mut queue) = mpsc::channel::<Option<Call>>(QUEUE);
         let (names_tx, names) = watch::channel(Arc::clone(kernel.names()));
         let facts = Arc::new(kernel.facts());
         thread::Builder::new().name("datapath".into()).spawn(move || {
-            while let Some(call) = queue.blocking_recv() {
+            while let Some(Some(call)) = queue.blocking_recv() {
                 // A call that panics leaves the kernel's maps valid, because each write is complete. Its caller gets
                 // `Stopped`.
                 let answer = catch_unwind(AssertUnwindSafe(|| call(&mut kernel)));
@@ -202,7 +205,7 @@ impl Handle {
     /// Queues a call for the owner, and waits for its result.
     ///
     /// # Errors
-    /// The call's own error; `Stopped` when it panicked.
+    /// The call's own error; `Stopped` when it panicked, or the owner has been stopped.
     pub(crate) async fn call<T: Send + 'static>(
         &self,
         call: impl FnOnce(&mut dyn Kernel) -> Result<T, DatapathError> + Send + 'static,
@@ -212,8 +215,20 @@ impl Handle {
             let result = call(kernel);
             Box::new(move || drop(answer.send(result)))
         });
-        self.calls.send(call).await.map_err(|_| DatapathError::Stopped)?;
+        self.calls.send(Some(call)).await.map_err(|_| DatapathError::Stopped)?;
         answered.await.map_err(|_| DatapathError::Stopped)?
+    }
+
+    /// Ends the owner, after the calls that were requested before. Later ones fail with `Stopped`.
+    pub(crate) async fn stop(&self) {
+        let ended = async {
+            if self.calls.send(None).await.is_ok() {
+                self.calls.closed().await;
+            }
+        };
+        if tokio::time::timeout(END, ended).await.is_err() {
+            tracing::warn!("the datapath's calls have not ended in time");
+        }
     }
 
     /// Puts a pod's rules in force in both directions. Repeating the same rules changes nothing.
