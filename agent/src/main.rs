@@ -38,7 +38,7 @@ use weft_runtime::{
 };
 
 use crate::{
-    datapath::{SelfEnrolment, pins::Pins, rules::PodName},
+    datapath::{SelfEnrolment, rules::PodName},
     features::Linux,
     kubernetes::{Identity, OwnPod},
     status::Output,
@@ -294,8 +294,7 @@ fn execute(command: Command) -> Result<()> {
         }
         Command::Bypass { state, pin_dir } => {
             let on = state == Bypass::On;
-            let before = datapath::maps::set_bypassed(&Pins::new(&pin_dir), on)
-                .with_context(|| format!("no datapath in {}: does an agent run on this node?", pin_dir.display()))?;
+            let before = datapath::migrate::set_bypassed(&pin_dir, on)?;
             let message = match (before, on) {
                 (false, true) => "nothing on this node is redirected any more: `weft-agent bypass off` ends that",
                 (true, false) => "redirection is in force again",

@@ -69,16 +69,19 @@ impl Counters {
     }
 }
 
-/// Switches all redirection of the node off or on, by the pins alone: needs no agent. Returns how it was.
+/// Sets a switch of this or an older layout, by the pins alone: needs no agent. Returns how it was; `None` if there are
+/// no switches.
 ///
 /// # Errors
-/// When there is no datapath, or it is of another layout.
-pub(crate) fn set_bypassed(pins: &Pins, bypassed: bool) -> Result<bool, DatapathError> {
-    pins.check_layout()?;
+/// Those of the kernel.
+pub(crate) fn set_switch(pins: &Pins, index: u32, on: bool) -> Result<Option<bool>, DatapathError> {
+    if !pins.map(map::SWITCHES).exists() {
+        return Ok(None);
+    }
     let mut switches: Array<MapData, u32> = open_map(pins, map::SWITCHES, |data| Array::try_from(Map::Array(data)))?;
-    let before = switches.get(&switch::BYPASS, 0).map_err(reading(map::SWITCHES))?;
-    switches.set(switch::BYPASS, u32::from(bypassed), 0).map_err(writing(map::SWITCHES))?;
-    Ok(before != 0)
+    let before = switches.get(&index, 0).map_err(reading(map::SWITCHES))?;
+    switches.set(index, u32::from(on), 0).map_err(writing(map::SWITCHES))?;
+    Ok(Some(before != 0))
 }
 
 fn writing(name: &'static str) -> impl Fn(MapError) -> DatapathError {

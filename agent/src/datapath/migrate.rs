@@ -14,7 +14,7 @@
 //! API enrols them. A pod that is not enrolled again, such as one that is leaving, keeps the older programs in force,
 //! and the log names it. A crash at any point leaves both in force, and the next agent continues.
 //!
-//! Refuses to read an older layout's maps.
+//! Refuses to read an older layout's maps, and writes only their switches, whose places stay the same.
 
 use std::{
     collections::BTreeSet,
@@ -23,7 +23,7 @@ use std::{
     time::Duration,
 };
 
-use weft_ebpf_abi::LAYOUT;
+use weft_ebpf_abi::{LAYOUT, switch};
 use weft_runtime::error::chain;
 
 use crate::datapath::{
@@ -31,6 +31,7 @@ use crate::datapath::{
     bpf::{AttachType, Link},
     handle::Handle,
     lock::{Lock, LockError},
+    maps,
     pins::{Pins, PinsError},
     programs::{self, ProgramsError, REDIRECTING},
 };
@@ -54,6 +55,8 @@ pub(crate) enum MigrateError {
     Datapath(#[from] DatapathError),
     #[error("cannot read {path}")]
     Read { path: String, source: io::Error },
+    #[error("no datapath in {path}: does an agent run on this node?")]
+    NoDatapath { path: String },
     #[error("cannot detach {path}")]
     Detach { path: String, source: io::Error },
 }
@@ -143,6 +146,23 @@ pub(crate) async fn leave(pin_dir: &Path) -> Result<bool, MigrateError> {
         tokio::time::sleep(GRACE).await;
     }
     unload(pin_dir)
+}
+
+/// Switches all redirection of the node off or on, by the pins alone: needs no agent. An older layout that is in force
+/// redirects, too. Returns whether it was off in all of them.
+///
+/// # Errors
+/// `NoDatapath` when there is none; else see [`MigrateError`].
+pub(crate) fn set_bypassed(pin_dir: &Path, bypassed: bool) -> Result<bool, MigrateError> {
+    let pins = Pins::new(pin_dir);
+    pins.check_layout()?;
+    let no_datapath = || MigrateError::NoDatapath { path: pin_dir.display().to_string() };
+    let mut before = maps::set_switch(&pins, switch::BYPASS, bypassed)?.ok_or_else(no_datapath)?;
+    for path in older(pin_dir)? {
+        // Without switches, because an agent was killed at its first start, it redirects nothing.
+        before &= maps::set_switch(&Pins::new(&path), switch::BYPASS, bypassed)?.unwrap_or(true);
+    }
+    Ok(before)
 }
 
 /// Retires older layouts, then waits forever. Failures are logged and retried.

@@ -89,6 +89,24 @@ pub(crate) fn pods_come_over(world: &mut World) {
     again.connect("10.99.0.2:8080").reached(8080);
 }
 
+pub(crate) fn bypass_includes_the_older(world: &mut World) {
+    let mesh = make_older(world);
+    let (_, own) = directories(world);
+    world.start_agent_at(&own, &[]);
+    // b does not come over, so that both stay in force.
+    world.mesh("a");
+    let bypass = |state: &str| {
+        let arguments = ["bypass", state, "--pin-dir"];
+        let output = std::process::Command::new(AGENT).args(arguments).arg(&own).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    };
+    mesh.is_meshed(world);
+    bypass("on");
+    Mesh::is_open(world);
+    bypass("off");
+    mesh.is_meshed(world);
+}
+
 pub(crate) fn stays_while_needed(world: &mut World) {
     let mesh = make_older(world);
     let (older, own) = directories(world);
