@@ -183,7 +183,8 @@ async fn serve(config: &Config, prepared: Prepared, cluster: Option<Cluster>) ->
     tasks.spawn("bypass", bypass::watch(datapath.clone(), publisher.clone()));
     tasks.spawn("losses", losses::watch(datapath.clone(), publisher));
     tasks.spawn("pins", pins::watch(datapath.clone(), lock.clone(), readiness.gate("pins")));
-    tasks.spawn("migration", migrate::run(datapath.clone(), config.pin_dir.clone()));
+    let caught_up = cluster.as_ref().map(|_| readiness.gate("pods"));
+    tasks.spawn("migration", migrate::run(datapath.clone(), config.pin_dir.clone(), caught_up.clone()));
     if config.debug_log {
         tasks.spawn("kernel-log", kernel_log(ebpf));
     }
@@ -194,7 +195,7 @@ async fn serve(config: &Config, prepared: Prepared, cluster: Option<Cluster>) ->
         recent: config.log.recent.clone(),
         kubernetes: None,
     };
-    if let Some(Cluster { config: kubernetes, client, publisher }) = &cluster {
+    if let (Some(Cluster { config: kubernetes, client, publisher }), Some(caught_up)) = (&cluster, caught_up) {
         let node = kubernetes.identity.node.clone();
         status.kubernetes = Some(KubernetesNode { name: node.clone(), pods: pods.clone() });
         let seconds = EnrolmentSeconds::new();
@@ -204,13 +205,7 @@ async fn serve(config: &Config, prepared: Prepared, cluster: Option<Cluster>) ->
         if let Some(pod) = kubernetes.identity.pod.clone() {
             tasks.spawn("daemonset", kubernetes::follow(client.clone(), pod, owner_tx));
         }
-        let outputs = Outputs {
-            datapath: datapath.clone(),
-            trackings: pods_tx,
-            caught_up: readiness.gate("pods"),
-            seconds,
-            reports,
-        };
+        let outputs = Outputs { datapath: datapath.clone(), trackings: pods_tx, caught_up, seconds, reports };
         let enrolment = kubernetes::Config { node, defaults: kubernetes.defaults.clone(), attach, gone };
         tasks.spawn("pods", kubernetes::enrol_pods(client.clone(), enrolment, outputs));
     }

@@ -64,6 +64,12 @@ impl Gate {
         self.set(false);
     }
 
+    /// Whether the component can serve.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.readiness.gates.lock()[self.index].open
+    }
+
     /// Sets the reason why the component cannot serve, for `/ready`. Opening the gate clears it.
     pub fn explain(&self, reason: impl Into<String>) {
         self.readiness.gates.lock()[self.index].reason = Some(reason.into());
@@ -92,6 +98,7 @@ mod tests {
         redirect.open();
         assert!(readiness.reasons().is_empty());
         identity.close();
+        assert!(redirect.is_open() && !identity.is_open());
         assert_eq!(readiness.reasons(), ["identity"]);
         identity.explain("no issuer");
         assert_eq!(readiness.reasons(), ["identity: no issuer"]);

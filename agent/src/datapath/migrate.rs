@@ -14,6 +14,10 @@
 //! API enrols them. A pod that is not enrolled again, such as one that is leaving, keeps the older programs in force,
 //! and the log names it. A crash at any point leaves both in force, and the next agent continues.
 //!
+//! The kernel enrols new pods in this layout alone: in the older one they would get neither addresses nor skipped
+//! ports. Those that only the kernel enrolled there are unknown here: so on a Kubernetes node the older programs stay
+//! until the agent has looked at every pod that the API server lists.
+//!
 //! Refuses to read an older layout's maps, and writes only their switches, whose places stay the same.
 
 use std::{
@@ -24,7 +28,7 @@ use std::{
 };
 
 use weft_ebpf_abi::{LAYOUT, switch};
-use weft_runtime::error::chain;
+use weft_runtime::{error::chain, readiness::Gate};
 
 use crate::datapath::{
     DatapathError,
@@ -165,16 +169,18 @@ pub(crate) fn set_bypassed(pin_dir: &Path, bypassed: bool) -> Result<bool, Migra
     Ok(before)
 }
 
-/// Retires older layouts, then waits forever. Failures are logged and retried.
+/// Retires older layouts, then waits forever. Failures are logged and retried. On a Kubernetes node, `caught_up` opens
+/// when the node's pods were looked at.
 ///
 /// # Errors
 /// Never.
-pub(crate) async fn run(datapath: Handle, pin_dir: PathBuf) -> anyhow::Result<()> {
+pub(crate) async fn run(datapath: Handle, pin_dir: PathBuf, caught_up: Option<Gate>) -> anyhow::Result<()> {
     let mut last_problem = None;
     let mut ticks = tokio::time::interval(PERIOD);
     loop {
         ticks.tick().await;
-        let problem = match retire_all(&datapath, &pin_dir).await {
+        let is_caught_up = caught_up.as_ref().is_none_or(Gate::is_open);
+        let problem = match retire_all(&datapath, &pin_dir, is_caught_up).await {
             Ok(None) => std::future::pending().await,
             Ok(Some(waiting)) => waiting,
             Err(error) => chain(&error),
@@ -187,7 +193,7 @@ pub(crate) async fn run(datapath: Handle, pin_dir: PathBuf) -> anyhow::Result<()
 }
 
 /// Returns what it waits for, if anything.
-async fn retire_all(datapath: &Handle, pin_dir: &Path) -> Result<Option<String>, MigrateError> {
+async fn retire_all(datapath: &Handle, pin_dir: &Path, is_caught_up: bool) -> Result<Option<String>, MigrateError> {
     let mut waiting = None;
     for path in older(pin_dir)? {
         // Held until the directory is gone, so that no older agent takes it over in between.
@@ -200,6 +206,11 @@ async fn retire_all(datapath: &Handle, pin_dir: &Path) -> Result<Option<String>,
             Err(error) => return Err(error.into()),
         };
         let pins = Pins::new(&path);
+        maps::set_switch(&pins, switch::SELF_ENROL, false)?;
+        if !is_caught_up {
+            waiting = Some("the agent has not looked at every pod of the node yet".to_owned());
+            continue;
+        }
         let sample = datapath.call(|kernel| kernel.sample(Duration::ZERO)).await?;
         let in_force = sample.pods.iter().filter(|pod| pod.outbound && pod.inbound);
         let enrolled = in_force.map(|pod| pod.cookie).collect();

@@ -1,7 +1,7 @@
 //! Agents that are killed, at random and at every step, and agents that run at the same time.
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     process::Command,
     sync::{
         Arc, Mutex,
@@ -22,6 +22,10 @@ use crate::{
     traced::{Then, Traced},
 };
 
+/// Flags of an agent that lets the kernel enrol pods by itself.
+pub(crate) const SELF_ENROLLING: &[&str] = &["--self-enrol-uid", "2102"];
+/// Flags of an agent on a Kubernetes node.
+pub(crate) const ON_A_NODE: &[&str] = &["--node-name", "node"];
 /// More steps than any of these sequences has; a test that gets here has miscounted.
 const STEPS: usize = 200;
 
@@ -56,6 +60,15 @@ pub(crate) fn ten_crashes_in_a_row(world: &mut World) {
     let status = world.status();
     assert_eq!((status.pods.len(), status.flow_misses), (2, 0), "{status:?}");
     assert!(status.pods.iter().all(|pod| pod.outbound && pod.inbound), "{status:?}");
+}
+
+/// The configuration of an agent on a Kubernetes node, with the address of an API server that does not answer.
+pub(crate) fn kubeconfig(world: &World) -> PathBuf {
+    let path = world.directory().join("kubeconfig");
+    let config = "{apiVersion: v1, kind: Config, current-context: x, contexts: [{name: x, context: {cluster: x, user: x}}], \
+                  clusters: [{name: x, cluster: {server: 'http://127.0.0.1:9'}}], users: [{name: x, user: {}}]}";
+    std::fs::write(&path, config).unwrap();
+    path
 }
 
 /// An agent that dies before its nth step, counted from when it is armed.
@@ -203,7 +216,6 @@ pub(crate) fn killed_while_enrolling(world: &mut World) {
 
 /// The kernel has enrolled the pod when its proxy listened, and does not do so again.
 pub(crate) fn killed_while_completing(world: &mut World) {
-    const SELF_ENROLLING: &[&str] = &["--self-enrol-uid", "2102"];
     let mut mesh = Mesh::new(world);
     world.kill_agent();
     world.start_agent(SELF_ENROLLING);
@@ -295,13 +307,10 @@ pub(crate) fn one_at_a_time(world: &mut World) {
     assert!(said.contains("another agent holds") && said.contains("--pin-dir"), "{said}");
     mesh.is_meshed(world);
 
-    // On a Kubernetes node two agents overlap in every rollout. No API server answers at this address.
-    let kubeconfig = world.directory().join("kubeconfig");
-    let config = "{apiVersion: v1, kind: Config, current-context: x, contexts: [{name: x, context: {cluster: x, user: x}}], \
-                  clusters: [{name: x, cluster: {server: 'http://127.0.0.1:9'}}], users: [{name: x, user: {}}]}";
-    std::fs::write(&kubeconfig, config).unwrap();
-    let mut waiting = second(world, &["--node-name", "node"]);
-    world.spawn_agent(waiting.env("KUBECONFIG", &kubeconfig));
+    // On a Kubernetes node two agents overlap in every rollout.
+    let mut waiting = second(world, ON_A_NODE);
+    let kubeconfig = kubeconfig(world);
+    world.spawn_agent(waiting.env("KUBECONFIG", kubeconfig));
     let says = |world: &World, words: &str| {
         world.eventually(words, |world| world.agent_log().contains(words).then_some(()));
     };

@@ -30,7 +30,7 @@ const AGENT: &str = env!("CARGO_BIN_EXE_weft-agent");
 
 type Check = (&'static str, fn(&mut World));
 
-const CHECKS: [Check; 47] = [
+const CHECKS: [Check; 48] = [
     ("agent: ten crashes in a row are not noticed", crashes::ten_crashes_in_a_row),
     ("agent: killed at any step of a first start, the next one completes it", crashes::killed_while_starting),
     ("agent: killed at any step of an update, the next one completes it", crashes::killed_while_updating),
@@ -46,6 +46,7 @@ const CHECKS: [Check; 47] = [
     ("layout: a newer one is left alone", versions::newer_layout_is_left_alone),
     ("layout: pods come over from an older one without a gap", migration::pods_come_over),
     ("layout: an older one stays while a pod needs it", migration::stays_while_needed),
+    ("layout: an older one stays until the node's pods are known", migration::stays_until_pods_are_known),
     ("layout: a bypass of the node includes an older one", migration::bypass_includes_the_older),
     ("pins: removed under a running agent, they are made again", pins::removed_under_the_agent),
     ("pins: removed without an agent, pods are open until enrolled again", pins::removed_without_an_agent),

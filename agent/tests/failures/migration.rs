@@ -1,7 +1,11 @@
 //! Migration from an older layout's pin directory to this one's. The older layout is simulated: this build's programs,
 //! pinned under an older label, which is all that an agent knows about it.
 
-use std::path::PathBuf;
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use weft_ebpf_abi::LAYOUT;
 use weft_test_kit::{
@@ -9,7 +13,12 @@ use weft_test_kit::{
     world::{Mesh, World},
 };
 
-use crate::{AGENT, kernel, load::Load};
+use crate::{
+    AGENT,
+    crashes::{ON_A_NODE, SELF_ENROLLING, kubeconfig},
+    kernel,
+    load::Load,
+};
 
 /// The pin directories of the previous layout and of this one.
 fn directories(world: &World) -> (PathBuf, PathBuf) {
@@ -19,11 +28,15 @@ fn directories(world: &World) -> (PathBuf, PathBuf) {
 
 /// Leaves the mesh in force as an older agent would, without an agent.
 fn make_older(world: &mut World) -> Mesh {
+    make_older_with(world, &[], Mesh::new)
+}
+
+fn make_older_with(world: &mut World, flags: &[&str], mesh: impl FnOnce(&World) -> Mesh) -> Mesh {
     world.kill_agent();
     world.unload();
     let (older, _) = directories(world);
-    world.start_agent_at(&older, &[]);
-    let mesh = Mesh::new(world);
+    world.start_agent_at(&older, flags);
+    let mesh = mesh(world);
     world.kill_agent();
     std::fs::remove_file(older.join("layout")).unwrap();
     std::os::unix::fs::symlink((LAYOUT - 1).to_string(), older.join("layout")).unwrap();
@@ -84,7 +97,7 @@ pub(crate) fn pods_come_over(world: &mut World) {
     again.connect("10.99.0.2:9090").reached(9090);
     // Unloading removes what is left of all layouts.
     world.kill_agent();
-    let unload = std::process::Command::new(AGENT).args(["unload", "--pin-dir"]).arg(&own).output().unwrap();
+    let unload = Command::new(AGENT).args(["unload", "--pin-dir"]).arg(&own).output().unwrap();
     assert!(unload.status.success() && !own.exists(), "{unload:?}");
     again.connect("10.99.0.2:8080").reached(8080);
 }
@@ -97,7 +110,7 @@ pub(crate) fn bypass_includes_the_older(world: &mut World) {
     world.mesh("a");
     let bypass = |state: &str| {
         let arguments = ["bypass", state, "--pin-dir"];
-        let output = std::process::Command::new(AGENT).args(arguments).arg(&own).output().unwrap();
+        let output = Command::new(AGENT).args(arguments).arg(&own).output().unwrap();
         assert!(output.status.success(), "{output:?}");
     };
     mesh.is_meshed(world);
@@ -105,6 +118,27 @@ pub(crate) fn bypass_includes_the_older(world: &mut World) {
     Mesh::is_open(world);
     bypass("off");
     mesh.is_meshed(world);
+}
+
+/// Pods that only the kernel has enrolled there are unknown to an agent until it has listed the node's pods.
+pub(crate) fn stays_until_pods_are_known(world: &mut World) {
+    let _mesh = make_older_with(world, SELF_ENROLLING, Mesh::unmeshed);
+    let (older, own) = directories(world);
+    let arguments = world.agent_arguments(&own, ON_A_NODE);
+    let kubeconfig = kubeconfig(world);
+    world.spawn_agent(Command::new(AGENT).args(arguments).env("KUBECONFIG", kubeconfig));
+    world.wait_for_agent();
+    let waiting = "has not looked at every pod";
+    world.eventually("a reason", |world| world.agent_log().contains(waiting).then_some(()));
+    world.pod("a", APPLICATION_UID).connect("10.99.0.2:8080").reached(4140);
+    // A pod that starts meanwhile, in its own cgroup, for which the kernel admits further namespaces.
+    let pods = |pins: &Path| kernel::pods(pins).keys().map(Result::unwrap).collect::<BTreeSet<_>>();
+    let before = pods(&older);
+    let mut proxy = world.pod_in("c", "c", PROXY_UID);
+    proxy.ok("proxy");
+    world.pod("c", APPLICATION_UID).connect("10.98.0.2:8080").reached(4140);
+    assert_eq!((pods(&older), pods(&own).len()), (before, 1), "it is in the newer layout alone");
+    assert!(older.join("links/connect4").exists());
 }
 
 pub(crate) fn stays_while_needed(world: &mut World) {
@@ -116,7 +150,7 @@ pub(crate) fn stays_while_needed(world: &mut World) {
         std::os::unix::fs::symlink(LAYOUT.to_string(), older.join("layout")).unwrap();
         let mut arguments = world.agent_arguments(&older, &[]);
         arguments[2] = world.directory().join("old.sock").into();
-        world.spawn_agent(std::process::Command::new(AGENT).args(arguments));
+        world.spawn_agent(Command::new(AGENT).args(arguments));
         world.eventually("the older agent", |world| world.agent_log().contains("in force").then_some(()));
         world.take_agent()
     };
@@ -135,7 +169,7 @@ pub(crate) fn stays_while_needed(world: &mut World) {
     mesh.is_meshed(world);
     // Unloading removes it as well.
     world.kill_agent();
-    let unload = std::process::Command::new(AGENT).args(["unload", "--pin-dir"]).arg(&own).output().unwrap();
+    let unload = Command::new(AGENT).args(["unload", "--pin-dir"]).arg(&own).output().unwrap();
     assert!(unload.status.success(), "{unload:?}");
     assert!(!older.exists() && !own.exists());
     Mesh::is_open(world);
