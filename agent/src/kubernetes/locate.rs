@@ -204,10 +204,10 @@ impl Locator {
         let Some(entries) = ended_is_none(&cgroup, fs::read_dir(&cgroup))? else {
             return Err(LocateError::NoProxyContainer);
         };
-        // `ID`, or as a systemd scope `cri-containerd-ID.scope`.
+        // `ID`, or as a systemd scope `cri-containerd-ID.scope`. CRI-O's monitor has `crio-conmon-ID.scope`.
+        let is_containers = |name: &str| name.contains(container.as_str()) && !name.starts_with("crio-conmon-");
         let mut names = entries.filter_map(Result::ok);
-        let found =
-            names.find(|entry| entry.file_name().to_str().is_some_and(|name| name.contains(container.as_str())));
+        let found = names.find(|entry| entry.file_name().to_str().is_some_and(is_containers));
         let scope = found.ok_or(LocateError::NoProxyContainer)?.path();
         let (started_in, _) = populated(vec![scope])?.into_iter().next().ok_or(LocateError::NoProxyContainer)?;
         inode(&started_in)
@@ -407,10 +407,15 @@ mod tests {
         ] {
             let scope = directory.path().join(scope);
             let path = scope.join(inside);
+            let (proxy, _) = pod(uid, Some("c0ffee"));
+            let monitor = scope.with_file_name("crio-conmon-c0ffee.scope");
+            fs::create_dir_all(&monitor).unwrap();
+            fs::write(monitor.join("cgroup.procs"), "4710\n").unwrap();
+            let found = locator.container_cgroup(&proxy);
+            assert!(matches!(found, Err(LocateError::NoProxyContainer)), "no container: {found:?}");
             fs::create_dir_all(&path).unwrap();
             fs::write(scope.join("cgroup.procs"), "").unwrap();
             fs::write(path.join("cgroup.procs"), "").unwrap();
-            let (proxy, _) = pod(uid, Some("c0ffee"));
             let found = locator.container_cgroup(&proxy);
             assert!(matches!(found, Err(LocateError::NoProxyContainer)), "nothing started: {found:?}");
             fs::write(path.join("cgroup.procs"), "4711\n").unwrap();
