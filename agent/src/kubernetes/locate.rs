@@ -210,7 +210,9 @@ impl Locator {
         let found = names.find(|entry| entry.file_name().to_str().is_some_and(is_containers));
         let scope = found.ok_or(LocateError::NoProxyContainer)?.path();
         let (started_in, _) = populated(vec![scope])?.into_iter().next().ok_or(LocateError::NoProxyContainer)?;
-        inode(&started_in)
+        ended_is_none(&started_in, fs::metadata(&started_in))?
+            .map(|metadata| metadata.ino())
+            .ok_or(LocateError::NoProxyContainer)
     }
 
     /// A user or group of a pod as seen from the host; `map` is the name of the file in /proc/PID.
@@ -218,14 +220,16 @@ impl Locator {
         let unmapped = LocateError::IdMapping { id };
         let Ok(in_pod) = u32::try_from(id) else { return Err(unmapped) };
         let process = self.proc.join(pid.to_string());
+        let ended = || LocateError::Ended { pid };
+        let users = process.join("ns/user");
         // A process that is entering its namespaces enters the network's before the user's.
-        if user_namespace && inode(&process.join("ns/user"))? == self.host_users {
+        if user_namespace && ended_is_none(&users, fs::metadata(&users))?.ok_or_else(ended)?.ino() == self.host_users {
             return Err(unmapped);
         }
         // Also for a pod without `hostUsers: false`: some runtimes map the users of every pod. The host's map changes
         // nothing.
         let path = process.join(map);
-        let map = fs::read_to_string(&path).map_err(|source| reading(&path, source))?;
+        let map = ended_is_none(&path, fs::read_to_string(&path))?.ok_or_else(ended)?;
         map_id(&map, in_pod).ok_or(unmapped)
     }
 }
@@ -424,6 +428,19 @@ mod tests {
         for (uid, container) in [("1", None), ("1", Some("decaf")), ("4", Some("c0ffee"))] {
             let found = locator.container_cgroup(&pod(uid, container).0);
             assert!(matches!(found, Err(LocateError::NoProxyContainer)), "{uid} {container:?}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_process_that_ends_between_two_reads_is_no_failure() {
+        let directory = tempfile::tempdir().unwrap();
+        let locator = Locator::new(AttachPoint::given(directory.path().to_path_buf()), Cookies::Kernel).unwrap();
+        let locator = Locator { proc: directory.path().to_path_buf(), ..locator };
+        let (pod, rules) = pod("11-22", None);
+        for user_namespace in [false, true] {
+            let pod = MeshedPod { user_namespace, ..pod.clone() };
+            let found = locator.proxy(4711, &pod, &rules);
+            assert!(matches!(found, Err(LocateError::Ended { pid: 4711 })), "{found:?}");
         }
     }
 
