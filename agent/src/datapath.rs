@@ -287,7 +287,7 @@ impl Datapath {
                 cookie,
                 generation: entry.generation,
                 outbound: entry.has(pod::OUTBOUND),
-                inbound: entry.has(pod::INBOUND) && self.is_gone(cookie)? == Some(false),
+                inbound: entry.has(pod::INBOUND) && self.steers(cookie)?,
                 ips: entry.addresses.into_iter().filter(|a| *a != Address::UNSPECIFIED).map(IpAddr::from).collect(),
                 bypassed: entry.has(pod::BYPASSED),
                 self_enrolled: entry.has(pod::SELF_ENROLLED),
@@ -341,6 +341,11 @@ impl Datapath {
     /// Whether connections of a family are given to such a listener.
     pub(crate) fn accepts(&self, cookie: u64, entry: &Pod, port: u16, is_v4: bool) -> Result<bool, DatapathError> {
         Ok(self.listeners.accepts(cookie, entry, port, is_v4)?)
+    }
+
+    /// Whether a program decides about connections that arrive in a pod.
+    pub(crate) fn steers(&self, cookie: u64) -> Result<bool, DatapathError> {
+        Ok(self.is_gone(cookie)? == Some(false))
     }
 
     /// How many pods are in the kernel.

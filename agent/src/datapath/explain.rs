@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use weft_ebpf_abi::{
     address::Address,
     decision::{Arrival, Caller, Connect, decide_connect, decide_inbound},
-    pod::{self, Pod},
+    pod::Pod,
     verdict::{Direction, Verdict},
 };
 use weft_k8s_api::labels;
@@ -86,8 +86,8 @@ fn inbound_verdict(
     if question.not_tcp {
         return Ok(Verdict::PassNotTcp);
     }
-    // Without the link, no program runs.
-    if !entry.has(pod::INBOUND) {
+    // Without the link, no program runs. With it, one does, before the entry's inbound bit is set.
+    if !datapath.steers(cookie)? {
         return Ok(Verdict::PassNotMeshed);
     }
     let (local, port) = (Address::from(destination.ip()), destination.port());

@@ -30,7 +30,7 @@ const AGENT: &str = env!("CARGO_BIN_EXE_weft-agent");
 
 type Check = (&'static str, fn(&mut World));
 
-const CHECKS: [Check; 48] = [
+const CHECKS: [Check; 49] = [
     ("agent: ten crashes in a row are not noticed", crashes::ten_crashes_in_a_row),
     ("agent: killed at any step of a first start, the next one completes it", crashes::killed_while_starting),
     ("agent: killed at any step of an update, the next one completes it", crashes::killed_while_updating),
@@ -85,6 +85,7 @@ const CHECKS: [Check; 48] = [
     ("privilege: the chart asks for the same", privilege::as_in_the_chart),
     ("privilege: a proxy opens none of the kernel's maps", privilege::of_a_proxy),
     ("privilege: where no listener can be taken, pods of an older agent follow their rules", privilege::no_duplicates),
+    ("privilege: where no listener can be taken, a refusal is explained", privilege::refusals_are_explained),
 ];
 
 fn main() -> ExitCode {

@@ -5,9 +5,9 @@ use std::{collections::BTreeSet, process::Command};
 use aya::maps::MapData;
 use nix::libc;
 use rustix::thread::CapabilitySet;
-use weft_proto::agent::{EnrolResponse, PortRange, WatchRequest};
+use weft_proto::agent::{Direction, EnrolResponse, ExplainRequest, PortRange, WatchRequest};
 use weft_test_kit::{
-    node::as_on_linux,
+    node::{Node, as_on_linux},
     pod::{APPLICATION_UID, PROXY_UID},
     world::{Mesh, World},
 };
@@ -26,6 +26,15 @@ fn spawn_confined(world: &mut World, capabilities: CapabilitySet, flags: &[&str]
     let mut command = confined::command(capabilities, &world.directory(), AGENT);
     command.args(world.agent_arguments(&world.pins(), flags));
     world.spawn_agent(&mut command);
+}
+
+/// Starts an agent that cannot duplicate descriptors of other processes.
+fn start_without_duplicates(world: &mut World) {
+    let mut command = confined::command(CAPABILITIES, &world.directory(), AGENT);
+    command.env(ALSO_DENIED, libc::SYS_pidfd_getfd.to_string());
+    command.args(world.agent_arguments(&world.pins(), &[]));
+    world.spawn_agent(&mut command);
+    world.wait_for_agent();
 }
 
 fn effective(world: &World) -> u64 {
@@ -67,11 +76,7 @@ pub(crate) fn no_duplicates(world: &mut World) {
     let mut admin = world.pod("b", PROXY_UID);
     admin.ok("serve-at 0.0.0.0:4191");
     world.kill_agent();
-    let mut command = confined::command(CAPABILITIES, &world.directory(), AGENT);
-    command.env(ALSO_DENIED, libc::SYS_pidfd_getfd.to_string());
-    command.args(world.agent_arguments(&world.pins(), &[]));
-    world.spawn_agent(&mut command);
-    world.wait_for_agent();
+    start_without_duplicates(world);
 
     // The new rules are in force, except that probes reach the admin port as before.
     let mut client = world.pod("c", APPLICATION_UID);
@@ -98,6 +103,24 @@ pub(crate) fn no_duplicates(world: &mut World) {
     let mut app = world.pod("b", APPLICATION_UID);
     app.ok("serve 4191");
     assert!(!client.say("connect 10.98.0.2:4191").contains("listener=4191"), "it is the proxy's alone");
+}
+
+/// The link of a pod whose proxy's listener cannot be taken is attached, and its inbound bit never set.
+pub(crate) fn refusals_are_explained(world: &mut World) {
+    world.kill_agent();
+    world.unload();
+    let _mesh = Mesh::unmeshed(world);
+    start_without_duplicates(world);
+    assert!(world.enrol(world.request("b")).is_err());
+    let question = ExplainRequest {
+        pod: Some(Node::pod_ref("b")),
+        direction: Direction::Inbound.into(),
+        destination: "10.98.0.2:8080".into(),
+        source: "10.98.0.3".into(),
+        ..ExplainRequest::default()
+    };
+    assert_eq!(world.explain(question).unwrap().verdict, "deny_no_listener");
+    assert_eq!(world.pod("c", APPLICATION_UID).say("connect 10.98.0.2:8080"), "error ConnectionRefused");
 }
 
 pub(crate) fn enough(world: &mut World) {
