@@ -85,6 +85,8 @@ pub(crate) struct Datapath {
     /// When clients are looked through next, by CLOCK_MONOTONIC.
     clients_due: Duration,
     names: Names,
+    /// The cookie with which each pod was enrolled last: those of several namespaces of one name are in no order.
+    latest: BTreeMap<PodName, u64>,
     /// Namespaces in the maps that have no link, and the time from which each is suspect of being gone: those that the
     /// kernel enrolled, and those whose enrolment was interrupted.
     suspects: BTreeMap<u64, Instant>,
@@ -190,6 +192,7 @@ impl Datapath {
             flows_may_be_stale: true,
             clients_due: Duration::ZERO,
             names: Names::default(),
+            latest: BTreeMap::new(),
             suspects: BTreeMap::new(),
             keeper: Keeper::new(&pins)?,
             cookies: Cookies::Kernel,
@@ -318,10 +321,13 @@ impl Datapath {
         })
     }
 
-    /// A pod's entry, by its name: the newest, if an earlier namespace of that name still exists.
+    /// A pod's entry, by its name: the one that was enrolled last, if an earlier namespace of that name still exists.
     pub(crate) fn find(&self, pod: &PodName) -> Result<Option<(u64, Pod)>, DatapathError> {
-        for (cookie, _) in self.names.iter().rev().filter(|(_, name)| ***name == *pod) {
-            if let Some(entry) = self.maps.entry(*cookie)? {
+        let of_that_name = self.names.iter().filter(|(_, name)| ***name == *pod).map(|(cookie, _)| cookie);
+        for cookie in self.latest.get(pod).into_iter().chain(of_that_name) {
+            if self.is_gone(*cookie)? != Some(true)
+                && let Some(entry) = self.maps.entry(*cookie)?
+            {
                 return Ok(Some((*cookie, entry)));
             }
         }
@@ -378,6 +384,7 @@ impl Datapath {
         if self.names.contains_key(&cookie) {
             Arc::make_mut(&mut self.names).remove(&cookie);
         }
+        self.latest.retain(|_, latest| *latest != cookie);
         self.suspects.remove(&cookie);
         self.flows_may_be_stale = true;
         Ok(())
@@ -442,6 +449,7 @@ impl Kernel for Datapath {
         if self.names.get(&cookie).is_none_or(|name| **name != rules.pod) {
             Arc::make_mut(&mut self.names).insert(cookie, Arc::new(rules.pod.clone()));
         }
+        self.latest.insert(rules.pod.clone(), cookie);
         let (link, attached) = self.programs.attach_pod(cookie, &netns.file)?;
         self.keeper.hold_pod(cookie, link);
         self.suspects.remove(&cookie);

@@ -11,8 +11,10 @@ use aya::{
     programs::{ProgramInfo, loaded_programs},
 };
 use weft_ebpf_abi::map;
-use weft_proto::agent::{StatusResponse, WatchRequest};
+use weft_proto::agent::{Direction, ExplainRequest, StatusResponse, WatchRequest};
+use weft_sandbox::host::netns;
 use weft_test_kit::{
+    node::Node,
     pod::{APPLICATION_UID, Pod},
     world::{Mesh, World},
 };
@@ -182,6 +184,34 @@ pub(crate) fn unload_leaves_nothing(world: &mut World) {
     // ENOPROTOOPT or EOPNOTSUPP, by kernel version.
     assert!(app.say("attest").starts_with("error E"));
     assert!(world.pins_are_gone());
+}
+
+/// As when a pod is made anew under its name while a process of the one before still runs. The kernel's cookies are not
+/// in the order of time, so both orders are tried.
+pub(crate) fn latest_namespace_of_a_name_answers(world: &mut World) {
+    world.add_netns("d");
+    let enrol = |name: &str| {
+        let mut request = world.request("a");
+        request.netns_path = world.netns(name).display().to_string();
+        request.ips = vec![format!("10.97.0.{}", name.as_bytes()[0])];
+        world.enrol(request).unwrap();
+    };
+    let answers = |name: &str| {
+        let question = ExplainRequest {
+            pod: Some(Node::pod_ref("a")),
+            direction: Direction::Outbound.into(),
+            destination: format!("10.97.0.{}:80", name.as_bytes()[0]),
+            ..ExplainRequest::default()
+        };
+        world.explain(question).unwrap().verdict == "pass_own_address"
+    };
+    for name in ["a", "b", "a", "d"] {
+        enrol(name);
+        assert!(answers(name), "{name} was enrolled last");
+    }
+    netns::delete(world.netns("d").file_name().unwrap().to_str().unwrap()).unwrap();
+    world.eventually("the end of the namespace", |_| (!answers("d")).then_some(()));
+    assert!(answers("a") || answers("b"));
 }
 
 /// As on a node whose agent starts after its pods: no program saw the proxies begin to listen.

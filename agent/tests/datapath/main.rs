@@ -20,7 +20,7 @@ const AGENT: &str = env!("CARGO_BIN_EXE_weft-agent");
 
 type Check = (&'static str, fn(&mut World));
 
-const CHECKS: [Check; 32] = [
+const CHECKS: [Check; 33] = [
     ("an unenrolled namespace notices nothing", enrolment::unenrolled_notices_nothing),
     ("a request that cannot be used names its field", enrolment::bad_requests_are_refused),
     ("enrolment is attested and idempotent", enrolment::enrolment_is_attested_and_idempotent),
@@ -46,6 +46,10 @@ const CHECKS: [Check; 32] = [
     ("no connection is lost while agents come and go", lifecycle::nothing_is_lost_under_load),
     ("unloading leaves nothing", lifecycle::unload_leaves_nothing),
     ("proxies that listened before the programs did are found", lifecycle::running_proxies_are_found),
+    (
+        "of two namespaces of one name, the one that was enrolled last answers",
+        lifecycle::latest_namespace_of_a_name_answers,
+    ),
     ("without an agent the kernel enrols a pod when its proxy listens", enrolment::kernel_enrols_by_itself),
     ("inbound is attested when the proxy listens", enrolment::attestation_wants_a_listener),
     ("a proxy is known by its group, or by its cgroup alone", enrolment::proxies_are_known_by_group_or_cgroup),
