@@ -82,18 +82,12 @@ struct Prepared {
 /// Runs until SIGTERM or SIGINT.
 pub(crate) async fn run(config: Config) -> Result<()> {
     let Some(kubernetes) = config.kubernetes.clone() else {
-        host::check()?;
-        let features = examine_features(config.as_on_linux)?;
-        let attach = find_attach_point(&config)?;
-        host::check_bpffs(&config.pin_dir)?;
-        migrate::check(&config.pin_dir)?;
-        let lock = Lock::take(&config.pin_dir)?;
-        let (datapath, ebpf) = open(&config, &attach, &features)?;
-        return serve(&config, Prepared { features, attach, datapath, ebpf, lock }, None).await;
+        let prepared = prepare(&config).await?;
+        return serve(&config, prepared, None).await;
     };
     let client = kubernetes::connect().await?;
     let publisher = Publisher::new(client.clone(), kubernetes.identity.clone());
-    match prepare_node(&config).await {
+    match prepare(&config).await {
         Ok(prepared) => {
             let cluster = Cluster { config: kubernetes, client, publisher };
             serve(&config, prepared, Some(cluster)).await
@@ -106,13 +100,17 @@ pub(crate) async fn run(config: Config) -> Result<()> {
     }
 }
 
-/// Puts the datapath in force on a Kubernetes node.
-async fn prepare_node(config: &Config) -> Result<Prepared> {
+/// Puts the datapath in force. On a Kubernetes node this mounts a bpffs if there is none, and waits for another agent
+/// to end: two meet in a rollout.
+async fn prepare(config: &Config) -> Result<Prepared> {
+    let on_node = config.kubernetes.is_some();
     host::check()?;
-    host::check_processes()?;
+    if on_node {
+        host::check_processes()?;
+    }
     let features = examine_features(config.as_on_linux)?;
     let attach = find_attach_point(config)?;
-    if attach.is_root {
+    if on_node && attach.is_root {
         tracing::warn!(
             cgroup = %attach.path.display(), reason = attach.reason,
             "attaching to the root of the cgroup2 tree: the programs also run for host processes"
@@ -120,14 +118,14 @@ async fn prepare_node(config: &Config) -> Result<Prepared> {
     }
     if let Err(missing) = host::check_bpffs(&config.pin_dir) {
         let bpffs = Path::new(host::BPFFS);
-        if !config.pin_dir.starts_with(bpffs) {
+        if !on_node || !config.pin_dir.starts_with(bpffs) {
             return Err(missing.into());
         }
         bpffs::mount_on_node(bpffs).with_context(|| missing.to_string())?;
         tracing::info!(path = host::BPFFS, "mounted a bpffs on the node");
     }
     migrate::check(&config.pin_dir)?;
-    let lock = Lock::wait(&config.pin_dir).await?;
+    let lock = if on_node { Lock::wait(&config.pin_dir).await? } else { Lock::take(&config.pin_dir)? };
     let (datapath, ebpf) = open(config, &attach, &features)?;
     Ok(Prepared { features, attach, datapath, ebpf, lock })
 }

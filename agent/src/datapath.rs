@@ -1,7 +1,8 @@
 //! The datapath's state in the kernel: enrolled pods with their rules, and counters.
 //!
 //! Synchronous, and owned by one thread ([`handle`]). It carries out [`Rules`] in an order in which every crash leaves
-//! the pod refused or intercepted, never open, and keeps no state in memory that is not in the pins and maps.
+//! the pod refused or intercepted, never open. What it has in memory beside the pins and maps may be lost: the next
+//! agent starts without it.
 //!
 //! ```text
 //! enrol:    a new owner's listeners -> rules of the new generation -> entry (outbound in force) -> link -> a proxy that listens already
@@ -180,9 +181,14 @@ impl Datapath {
         pins.prepare()?;
         let programs = Programs::new(pins.clone(), debug_log, cookies);
         let mut ebpf = programs.open()?;
+        let mut maps = Maps::open(&pins)?;
+        // The watchers of the last agent are gone.
+        maps.set_watched(false)?;
+        maps.set_self_enrolment(self_enrolment)?;
+        let replaced = programs.attach(&mut ebpf, &directory)?;
         let mut datapath = Self {
             cgroup: cgroup.to_path_buf(),
-            maps: Maps::open(&pins)?,
+            maps,
             listeners: Listeners::new(
                 open_map(&pins, map::LISTENERS, |data| SockHash::try_from(Map::SockHash(data)))?,
                 open_map(&pins, map::PROXIES, |data| HashMap::try_from(Map::HashMap(data)))?,
@@ -195,17 +201,11 @@ impl Datapath {
             latest: BTreeMap::new(),
             suspects: BTreeMap::new(),
             keeper: Keeper::new(&pins)?,
-            cookies: Cookies::Kernel,
+            cookies: programs.cookies(&mut ebpf, open_namespaces(&pins, cookies)?)?,
             sampled: None,
             programs,
             pins,
         };
-        // The watchers of the last agent are gone.
-        datapath.maps.set_watched(false)?;
-        datapath.maps.set_self_enrolment(self_enrolment)?;
-        let replaced = datapath.programs.attach(&mut ebpf, &directory)?;
-        datapath.keeper = Keeper::new(&datapath.pins)?;
-        datapath.cookies = datapath.programs.cookies(&mut ebpf, open_namespaces(&datapath.pins, cookies)?)?;
         datapath.collect_garbage()?;
         datapath.maps.remove_unused_rules()?;
         for (cookie, name) in datapath.pins.pods()? {
