@@ -1,12 +1,14 @@
 //! Dumps of the kernel's tables by netlink(7). A pod may determine how long such a table is, so that its reader says
 //! when it has enough, and a deadline ends what takes too long. Refuses to know what the tables contain.
 
-use std::{io, ops::ControlFlow, time::Instant};
+use std::{io, ops::ControlFlow, time::Duration};
 
 use netlink_packet_core::{
     NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NLMSG_NOOP, NLMSG_OVERRUN, NetlinkBuffer, NetlinkHeader,
 };
 use netlink_sys::{Socket, SocketAddr};
+
+use super::looks::processor_time;
 
 /// The alignment of messages in a datagram (netlink(7)).
 const ALIGNMENT: usize = 4;
@@ -19,8 +21,9 @@ pub(super) struct Request<'a> {
     pub(super) protocol: isize,
     pub(super) message_type: u16,
     pub(super) payload: &'a [u8],
-    /// When reading ends with `TimedOut`, whatever was read.
-    pub(super) deadline: Instant,
+    /// The processor time of this thread at which reading ends with `TimedOut`, whatever was read. The time of day does
+    /// not count: a request may wait in the kernel for those of other namespaces (the RTNL lock), and is answered then.
+    pub(super) deadline: Duration,
 }
 
 /// Asks in this thread's network namespace, and passes the type and payload of each answer to `take` until it breaks.
@@ -37,7 +40,7 @@ pub(super) fn dump(
     socket.connect(&SocketAddr::new(0, 0))?;
     socket.send(&serialized(request), 0)?;
     loop {
-        if Instant::now() > request.deadline {
+        if processor_time() > request.deadline {
             return Err(io::ErrorKind::TimedOut.into());
         }
         let (datagram, _) = socket.recv_from_full()?;

@@ -1,9 +1,9 @@
 //! Enters a network namespace to query its cookie, addresses and listeners. Refuses to let any other part of the agent
 //! inside: a few threads enter, and do nothing else.
 //!
-//! A pod determines how much there is to say about its namespace. So every visit has a deadline, visits of several
-//! namespaces run side by side, and the search for namespaces that are gone, which enters all of the node's, has a
-//! thread of its own. The time that a visit takes counts as its pod's ([`looks`](super::looks)).
+//! A pod determines how much there is to say about its namespace. So every visit has a limit of processor time, visits
+//! of several namespaces run side by side, and the search for namespaces that are gone, which enters all of the node's,
+//! has a thread of its own. The time that a visit takes counts as its pod's ([`looks`](super::looks)).
 
 use std::{
     collections::BTreeSet,
@@ -34,7 +34,7 @@ use crate::datapath::{
 
 /// Namespaces that are visited at a time.
 const VISITORS: usize = 4;
-/// Deadline of a visit: hundreds of times as long as one of a usual pod takes.
+/// Processor time of a visit at most: hundreds of times as much as one of a usual pod takes.
 const VISIT: Duration = Duration::from_secs(1);
 /// Deadline of a search for namespaces that are gone.
 const SEARCH: Duration = Duration::from_secs(30);
@@ -124,21 +124,21 @@ impl Netns {
     }
 }
 
-/// Runs a function in a namespace, with its deadline.
+/// Runs a function in a namespace, with its deadline: a processor time of the thread.
 ///
 /// # Errors
 /// When it cannot be entered.
 fn inside<T: Send + 'static>(
     namespace: &File,
     meter: &mut Meter,
-    ask: impl FnOnce(Instant) -> T + Send + 'static,
+    ask: impl FnOnce(Duration) -> T + Send + 'static,
 ) -> io::Result<T> {
     let (answer, answered) = mpsc::sync_channel(1);
     let (home, namespace) = (File::open("/proc/self/ns/net")?, namespace.try_clone()?);
     let visit: Visit = Box::new(move || {
         let start = processor_time();
         let entered = setns(&namespace, CloneFlags::CLONE_NEWNET);
-        let answers = entered.map(|()| ask(Instant::now() + VISIT));
+        let answers = entered.map(|()| ask(start + VISIT));
         // A namespace lives as long as a thread is inside.
         let left = setns(&home, CloneFlags::CLONE_NEWNET);
         let took = processor_time().saturating_sub(start);
