@@ -5,6 +5,7 @@ mod request;
 
 use std::{
     collections::HashMap,
+    path::PathBuf,
     pin::Pin,
     sync::Arc,
     time::{Duration, UNIX_EPOCH},
@@ -30,6 +31,7 @@ use crate::{
         DatapathError,
         explain::Answer,
         handle::Handle,
+        looks::Looks,
         netns::{Netns, NetnsError},
         rules::{InvalidRule, PodName, Rules},
         sample::{Enrolled, Sample},
@@ -48,6 +50,8 @@ const ENROLMENTS: usize = 3;
 pub(crate) struct Pods {
     datapath: Handle,
     enrolments: Semaphore,
+    /// Of network namespaces, by their paths.
+    looks: Looks<PathBuf>,
 }
 
 /// Streams events.
@@ -78,7 +82,7 @@ pub(crate) struct KubernetesNode {
 
 impl Pods {
     pub(crate) fn new(datapath: Handle) -> Self {
-        Self { datapath, enrolments: Semaphore::new(ENROLMENTS) }
+        Self { datapath, enrolments: Semaphore::new(ENROLMENTS), looks: Looks::default() }
     }
 }
 
@@ -91,7 +95,8 @@ impl pods_server::Pods for Pods {
         let pod = rules.pod.clone();
         let turn = self.enrolments.acquire().await.map_err(|_| Status::unavailable("the agent ends"))?;
         let (cookies, netns_path) = (self.datapath.facts().cookies.clone(), path.clone());
-        let netns = blocking(move || Netns::open(&netns_path, &cookies)).await?.map_err(no_netns)?;
+        let looked = self.looks.run(&path, move |_| Netns::open(&netns_path, &cookies)).await;
+        let netns = looked.map_err(|error| Status::internal(error.to_string()))?.map_err(no_netns)?;
         rules.add_addresses(&netns.addresses);
         let done = self.datapath.enrol(netns, rules).await.map_err(refused)?;
         drop(turn);
@@ -288,11 +293,6 @@ fn refused(error: DatapathError) -> Status {
     let text = chain(&error);
     tracing::warn!(error = text, "refused");
     Status::failed_precondition(text)
-}
-
-async fn blocking<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
-    let called = tokio::task::spawn_blocking(call).await;
-    called.map_err(|error| Status::internal(format!("the call failed: {error}")))
 }
 
 fn invalid(rule: InvalidRule) -> Status {

@@ -1,17 +1,21 @@
 //! Turns to look at pods on the node. A look takes time for what a pod has: processes, addresses, listeners. A node has
 //! few processors, so that few looks happen at a time. Pods that have tens of thousands of these have one turn
 //! together: they delay each other and no other pod.
+//!
+//! A look may enter its pod's network namespace ([`netns`](super::netns)), which changes the thread. So looks have
+//! threads of their own, on which nothing else of the agent runs.
 
 use std::{
     collections::BTreeSet,
-    sync::{Mutex, MutexGuard, PoisonError},
+    io,
+    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use rustix::time::{ClockId, clock_gettime};
 use tokio::{
+    runtime::{Builder, Runtime},
     sync::{Semaphore, SemaphorePermit},
-    task::spawn_blocking,
 };
 
 /// Pods that are looked at concurrently.
@@ -22,6 +26,12 @@ const LONG_LOOKS: usize = 1;
 const LONG: Duration = Duration::from_millis(50);
 /// The most pods that are remembered; more than a node has.
 const REMEMBERED: usize = 4096;
+/// Threads at most: one for each turn, of looks for pods and of looks for listeners.
+const THREADS: usize = 2 * (LOOKS + LONG_LOOKS);
+
+/// The threads, which are started when they are needed and end when they are idle. No other task uses this runtime.
+static RUNTIME: LazyLock<io::Result<Runtime>> =
+    LazyLock::new(|| Builder::new_current_thread().thread_name("looks").max_blocking_threads(THREADS).build());
 
 /// Permits for looks at pods: few for pods whose last look took long. `K` identifies a pod.
 #[derive(Debug)]
@@ -32,11 +42,6 @@ pub(crate) struct Looks<K> {
     known: Mutex<BTreeSet<K>>,
 }
 
-/// A look panicked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the look at the pod panicked")]
-pub(crate) struct Panicked;
-
 /// The processor time that a pod makes a look take.
 #[derive(Debug)]
 pub(crate) struct Meter {
@@ -44,14 +49,12 @@ pub(crate) struct Meter {
     start: Duration,
     /// What this thread did besides.
     left_out: Duration,
-    /// What other threads did for it.
-    added: Duration,
 }
 
 impl Meter {
     /// Begins a look in this thread.
     pub(crate) fn start() -> Self {
-        Self { start: processor_time(), left_out: Duration::ZERO, added: Duration::ZERO }
+        Self { start: processor_time(), left_out: Duration::ZERO }
     }
 
     /// Does work that takes as long for any pod of the node.
@@ -62,14 +65,9 @@ impl Meter {
         done
     }
 
-    /// Adds processor time of another thread.
-    pub(crate) fn add(&mut self, time: Duration) {
-        self.added += time;
-    }
-
     /// The processor time so far.
     pub(crate) fn total(&self) -> Duration {
-        processor_time().saturating_sub(self.start).saturating_sub(self.left_out) + self.added
+        processor_time().saturating_sub(self.start).saturating_sub(self.left_out)
     }
 }
 
@@ -83,18 +81,19 @@ impl<K: Ord + Clone> Looks<K> {
     /// Looks at a pod when it is its turn.
     ///
     /// # Errors
-    /// When the look panicked.
+    /// When the look panicked, or no thread can be started for it.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         pod: &K,
         look: impl FnOnce(&mut Meter) -> T + Send + 'static,
-    ) -> Result<T, Panicked> {
+    ) -> io::Result<T> {
+        let threads = RUNTIME.as_ref().map_err(|error| io::Error::new(error.kind(), error.to_string()))?;
         let turn = self.turn(pod).await;
-        let timed = spawn_blocking(move || {
+        let timed = threads.spawn_blocking(move || {
             let mut meter = Meter::start();
             (look(&mut meter), meter.total())
         });
-        let (found, took) = timed.await.map_err(|_| Panicked)?;
+        let (found, took) = timed.await.map_err(|_| io::Error::other("the look at the pod panicked"))?;
         drop(turn);
         self.took(pod, took);
         Ok(found)
@@ -129,7 +128,9 @@ pub(crate) fn processor_time() -> Duration {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use futures::FutureExt as _;
+    use std::sync::{Arc, Barrier};
+
+    use futures::{FutureExt as _, future::join_all};
 
     use super::*;
 
@@ -164,11 +165,22 @@ pub(crate) mod tests {
     #[tokio::test]
     async fn a_look_is_long_by_what_its_pod_has() {
         let looks = Looks::default();
-        looks.run(&"processes", |_| work_for_long()).await.unwrap();
-        looks.run(&"listeners", |meter| meter.add(LONG)).await.unwrap();
+        looks.run(&"large", |_| work_for_long()).await.unwrap();
         looks.run(&"usual", |meter| meter.leave_out(work_for_long)).await.unwrap();
-        assert_eq!(*looks.known(), ["listeners", "processes"].into());
-        assert_eq!(looks.run(&"usual", |_| panic!("on purpose")).await, Err::<(), _>(Panicked));
+        assert_eq!(*looks.known(), ["large"].into());
+        let panicked: io::Result<()> = looks.run(&"usual", |_| panic!("on purpose")).await;
+        assert_eq!(panicked.unwrap_err().to_string(), "the look at the pod panicked");
+    }
+
+    #[tokio::test]
+    async fn looks_run_side_by_side() {
+        let (looks, meeting) = (Looks::default(), Arc::new(Barrier::new(LOOKS)));
+        let look = |pod: usize| {
+            let (looks, meeting) = (&looks, Arc::clone(&meeting));
+            async move { looks.run(&pod, move |_| meeting.wait()).await }
+        };
+        let all = tokio::time::timeout(Duration::from_secs(20), join_all((0..LOOKS).map(look))).await.unwrap();
+        assert!(all.iter().all(Result::is_ok));
     }
 
     #[test]

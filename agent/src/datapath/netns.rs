@@ -1,9 +1,9 @@
 //! Enters a network namespace to query its cookie, addresses and listeners. Refuses to let any other part of the agent
-//! inside: a few threads enter, and do nothing else.
+//! inside: only threads that look at pods ([`looks`](super::looks)) enter.
 //!
-//! A pod determines how much there is to say about its namespace. So every visit has a limit of processor time, visits
-//! of several namespaces run side by side, and the search for namespaces that are gone, which enters all of the node's,
-//! has a thread of its own. The time that a visit takes counts as its pod's ([`looks`](super::looks)).
+//! A pod determines how much there is to say about its namespace. So every visit has a limit of processor time, counts
+//! as its pod's, and runs beside those of other pods. The search for namespaces that are gone, which enters all of the
+//! node's, has a thread of its own.
 
 use std::{
     collections::BTreeSet,
@@ -11,12 +11,9 @@ use std::{
     io,
     net::IpAddr,
     os::unix::fs::MetadataExt as _,
-    panic::{AssertUnwindSafe, catch_unwind},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     path::{Path, PathBuf},
-    sync::{
-        Arc, LazyLock, Mutex, PoisonError,
-        mpsc::{self, RecvError},
-    },
+    sync::LazyLock,
     thread,
     time::{Duration, Instant},
 };
@@ -28,39 +25,17 @@ use weft_runtime::error::chain;
 use crate::datapath::{
     addresses,
     cookies::{self, Cookies},
-    looks::{Meter, processor_time},
+    looks::processor_time,
     sock_diag::{self, Listening},
 };
 
-/// Namespaces that are visited at a time.
-const VISITORS: usize = 4;
 /// Processor time of a visit at most: hundreds of times as much as one of a usual pod takes.
 const VISIT: Duration = Duration::from_secs(1);
 /// Deadline of a search for namespaces that are gone.
 const SEARCH: Duration = Duration::from_secs(30);
 
-/// A function to run inside.
-type Visit = Box<dyn FnOnce() + Send>;
-
-/// The threads that enter namespaces, because setns changes the calling thread. A new thread for each query would take
-/// longer than the query.
-static VISITS: LazyLock<io::Result<mpsc::Sender<Visit>>> = LazyLock::new(visitors);
-
-fn visitors() -> io::Result<mpsc::Sender<Visit>> {
-    let (visits, next) = mpsc::channel::<Visit>();
-    let next = Arc::new(Mutex::new(next));
-    for _ in 0..VISITORS {
-        let next = Arc::clone(&next);
-        let take = move || next.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let visit_all = move || {
-            while let Ok(visit) = take() {
-                drop(catch_unwind(AssertUnwindSafe(visit)));
-            }
-        };
-        thread::Builder::new().name("netns".into()).spawn(visit_all)?;
-    }
-    Ok(visits)
-}
+/// The agent's own network namespace.
+static HOME: LazyLock<io::Result<File>> = LazyLock::new(|| File::open("/proc/self/ns/net"));
 
 /// A pod's network namespace.
 #[derive(Debug)]
@@ -93,17 +68,17 @@ impl Netns {
     /// See [`NetnsError`]; `Open` with `NotFound` when the namespace does not exist.
     pub(crate) fn open(path: &Path, cookies: &Cookies) -> Result<Self, NetnsError> {
         let file = File::open(path).map_err(|source| NetnsError::Open { path: path.display().to_string(), source })?;
-        Self::enter(file, path, cookies, &mut Meter::start())
+        Self::enter(file, path, cookies)
     }
 
     /// Queries an open namespace; the path is for messages.
     ///
     /// # Errors
     /// See [`NetnsError`].
-    pub(crate) fn enter(file: File, path: &Path, cookies: &Cookies, meter: &mut Meter) -> Result<Self, NetnsError> {
+    pub(crate) fn enter(file: File, path: &Path, cookies: &Cookies) -> Result<Self, NetnsError> {
         let text = path.display().to_string();
         let questions = |deadline| (cookies::inside(), addresses::own(deadline));
-        let answers = inside(&file, meter, questions);
+        let answers = inside(&file, questions);
         let (socket, addresses) = answers.map_err(|source| NetnsError::Enter { path: text.clone(), source })?;
         let socket = socket.map_err(|source| NetnsError::Cookie { path: text.clone(), source })?;
         let addresses = addresses.map_err(|source| NetnsError::Addresses { path: text.clone(), source })?;
@@ -115,42 +90,22 @@ impl Netns {
     ///
     /// # Errors
     /// When the namespace cannot be entered, or its kernel does not answer in time.
-    pub(crate) fn listening(
-        &self,
-        meter: &mut Meter,
-        wanted: impl Fn(&Listening) -> bool + Send + 'static,
-    ) -> io::Result<Vec<Listening>> {
-        inside(&self.file, meter, |deadline| sock_diag::listening(deadline, wanted))?
+    pub(crate) fn listening(&self, wanted: impl Fn(&Listening) -> bool) -> io::Result<Vec<Listening>> {
+        inside(&self.file, |deadline| sock_diag::listening(deadline, wanted))?
     }
 }
 
-/// Runs a function in a namespace, with its deadline: a processor time of the thread.
+/// Runs a function in a namespace, with its deadline: a processor time of this thread.
 ///
 /// # Errors
-/// When it cannot be entered.
-fn inside<T: Send + 'static>(
-    namespace: &File,
-    meter: &mut Meter,
-    ask: impl FnOnce(Duration) -> T + Send + 'static,
-) -> io::Result<T> {
-    let (answer, answered) = mpsc::sync_channel(1);
-    let (home, namespace) = (File::open("/proc/self/ns/net")?, namespace.try_clone()?);
-    let visit: Visit = Box::new(move || {
-        let start = processor_time();
-        let entered = setns(&namespace, CloneFlags::CLONE_NEWNET);
-        let answers = entered.map(|()| ask(start + VISIT));
-        // A namespace lives as long as a thread is inside.
-        let left = setns(&home, CloneFlags::CLONE_NEWNET);
-        let took = processor_time().saturating_sub(start);
-        // The caller waits for it.
-        let _ = answer.send((left.and(answers).map_err(io::Error::from), took));
-    });
-    let ended = |_| io::Error::other("the thread that enters network namespaces ended");
-    let visits = VISITS.as_ref().map_err(|error| io::Error::new(error.kind(), error.to_string()))?;
-    visits.send(visit).map_err(|_| ended(RecvError))?;
-    let (answers, took) = answered.recv().map_err(ended)?;
-    meter.add(took);
-    answers
+/// When it cannot be entered or left.
+fn inside<T>(namespace: &File, ask: impl FnOnce(Duration) -> T) -> io::Result<T> {
+    let home = HOME.as_ref().map_err(|error| io::Error::new(error.kind(), error.to_string()))?;
+    setns(namespace, CloneFlags::CLONE_NEWNET)?;
+    let answers = catch_unwind(AssertUnwindSafe(|| ask(processor_time() + VISIT)));
+    // A namespace lives as long as a thread is inside.
+    setns(home, CloneFlags::CLONE_NEWNET)?;
+    Ok(answers.unwrap_or_else(|panic| resume_unwind(panic)))
 }
 
 /// Those of these namespaces in which no process lives; none of them if the search is incomplete, because a namespace
@@ -218,10 +173,13 @@ fn absent_among(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Barrier;
+    use nix::sched::unshare;
 
     use super::*;
-    use crate::datapath::looks::tests::{is_long, work_for_long};
+    use crate::datapath::looks::{
+        Meter,
+        tests::{is_long, work_for_long},
+    };
 
     /// Which of 71 and 72 is absent, and the number of queries, given processes by number, each with its namespace's
     /// inode (`None` if it has exited) and the cookie (`None` if the query fails), and the number of queries before it
@@ -274,38 +232,26 @@ mod tests {
     #[test]
     fn the_time_of_a_visit_counts_as_its_pods() {
         let own = File::open("/proc/self/ns/net").unwrap();
-        let mut meter = Meter::start();
-        inside(&own, &mut meter, |_| ()).unwrap();
+        let meter = Meter::start();
+        inside(&own, |_| ()).unwrap();
         assert!(!is_long(&meter), "{meter:?}");
-        inside(&own, &mut meter, |_| work_for_long()).unwrap();
+        inside(&own, |_| work_for_long()).unwrap();
         assert!(is_long(&meter), "{meter:?}");
     }
 
     #[test]
-    fn visits_run_side_by_side() {
-        let (visits, meeting) = (visitors().unwrap(), Arc::new(Barrier::new(VISITORS)));
-        let (met_tx, met) = mpsc::channel();
-        for _ in 0..VISITORS {
-            let (meeting, met) = (Arc::clone(&meeting), met_tx.clone());
-            let visit: Visit = Box::new(move || {
-                meeting.wait();
-                met.send(()).unwrap();
-            });
-            visits.send(visit).unwrap();
-        }
-        for _ in 0..VISITORS {
-            met.recv_timeout(Duration::from_secs(20)).unwrap();
-        }
-    }
-
-    #[test]
-    fn a_visit_that_panics_leaves_its_visitor() {
-        let visits = visitors().unwrap();
-        for _ in 0..2 * VISITORS {
-            visits.send(Box::new(|| panic!("on purpose"))).unwrap();
-        }
-        let (done_tx, done) = mpsc::channel();
-        visits.send(Box::new(move || done_tx.send(()).unwrap())).unwrap();
-        done.recv_timeout(Duration::from_secs(20)).unwrap();
+    fn a_visit_leaves_the_namespace_even_if_it_panics() {
+        let path = Path::new("/proc/thread-self/ns/net");
+        let inode = || fs::metadata(path).unwrap().ino();
+        let made = thread::spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            File::open(path).unwrap()
+        });
+        let (other, home) = (made.join().unwrap(), inode());
+        assert_ne!(inside(&other, |_| inode()).unwrap(), home);
+        assert_eq!(inode(), home);
+        let visit = || inside::<()>(&other, |_| panic!("on purpose"));
+        assert!(catch_unwind(AssertUnwindSafe(visit)).is_err());
+        assert_eq!(inode(), home);
     }
 }

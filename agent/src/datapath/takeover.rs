@@ -110,8 +110,8 @@ pub(crate) enum TakeoverError {
     Hangs,
     #[error("an earlier search of the pod's processes has not ended")]
     Busy,
-    #[error("the search of the pod's processes panicked")]
-    Panicked,
+    #[error("cannot search the pod's processes")]
+    Look(#[source] io::Error),
 }
 
 /// The result of the first step: the listeners, and the processes that may have them.
@@ -161,7 +161,7 @@ pub(crate) async fn look(
 ) -> Result<Option<Wanted>, TakeoverError> {
     let cookie = netns.cookie;
     let looked = looks.run(&cookie, move |meter| look_now(&netns, &search, meter)).await;
-    looked.map_err(|_| TakeoverError::Panicked)?
+    looked.map_err(TakeoverError::Look)?
 }
 
 /// Takes the listeners from the processes.
@@ -206,8 +206,7 @@ async fn take_in_child(wanted: &Wanted, turn: Turn) -> Result<(Vec<TakenListener
 }
 
 fn look_now(netns: &Netns, search: &Search, meter: &mut Meter) -> Result<Option<Wanted>, TakeoverError> {
-    let wanted = search.clone();
-    let listeners = netns.listening(meter, move |one| is_of_proxy(one, &wanted)).map_err(TakeoverError::Ask)?;
+    let listeners = netns.listening(|one| is_of_proxy(one, search)).map_err(TakeoverError::Ask)?;
     // Usually there are none yet, and the node may have thousands of processes.
     if listeners.is_empty() {
         return Ok(None);
