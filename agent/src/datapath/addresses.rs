@@ -5,12 +5,12 @@
 //! an entry holds few ([`weft_ebpf_abi::pod::ADDRESSES`]), and the pod's own that the API server knows is chosen among
 //! them.
 
-use std::{collections::BTreeSet, io, net::IpAddr, ops::ControlFlow, time::Duration};
+use std::{collections::BTreeSet, io, net::IpAddr, time::Duration};
 
 use netlink_packet_core::{NlasIterator, parse_ip};
 use netlink_sys::protocols::NETLINK_ROUTE;
 
-use super::netlink::{Request, dump};
+use super::netlink::{Connection, Request};
 
 /// The most links that are asked for addresses.
 const MAX_LINKS: usize = 64;
@@ -29,20 +29,28 @@ struct Link {
     is_loopback: bool,
 }
 
-/// The addresses that are this thread's namespace's own on every interface, except loopback's, in the order of
-/// interfaces; link-local ones last. The deadline is a processor time of this thread.
+/// Connects to the part of the kernel that knows this thread's namespace's addresses.
+///
+/// # Errors
+/// Those of the kernel.
+pub(super) fn connect() -> io::Result<Connection> {
+    Connection::open(NETLINK_ROUTE)
+}
+
+/// The addresses that are the namespace's own on every interface, except loopback's, in the order of interfaces;
+/// link-local ones last. The deadline is a processor time of this thread.
 ///
 /// # Errors
 /// Those of the kernel, and `TimedOut`.
-pub(super) fn own(deadline: Duration) -> io::Result<Vec<IpAddr>> {
+pub(super) fn own(connection: &mut Connection, deadline: Duration) -> io::Result<Vec<IpAddr>> {
     let mut addresses = Vec::new();
-    let links = links(deadline)?;
+    let links = links(connection, deadline)?;
     for link in &links {
         for family in [libc::AF_INET, libc::AF_INET6] {
-            match of_link(*link, family, deadline, &mut addresses) {
+            match of_link(connection, *link, family, MAX_ADDRESSES - addresses.len(), deadline) {
                 // The link is gone.
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
-                other => other?,
+                found => addresses.extend(found?),
             }
         }
     }
@@ -50,36 +58,35 @@ pub(super) fn own(deadline: Duration) -> io::Result<Vec<IpAddr>> {
 }
 
 /// The links but loopback, the first ones if there are too many.
-fn links(deadline: Duration) -> io::Result<Vec<Link>> {
-    let mut links = Vec::new();
+fn links(connection: &mut Connection, deadline: Duration) -> io::Result<Vec<Link>> {
     // struct ifinfomsg.
     let mut payload = vec![0; 16];
     payload.extend(EXT_MASK.into_iter().flatten().chain(SKIP_STATISTICS));
-    let request = Request { protocol: NETLINK_ROUTE, message_type: libc::RTM_GETLINK, payload: &payload, deadline };
-    dump(&request, |message_type, payload| {
+    let request = Request { message_type: libc::RTM_GETLINK, payload: &payload, most: MAX_LINKS, deadline };
+    connection.dump(&request, |message_type, payload| {
         let link = if message_type == libc::RTM_NEWLINK { parse_link(payload) } else { None };
-        links.extend(link.filter(|link| !link.is_loopback));
-        Ok(if links.len() < MAX_LINKS { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
-    })?;
-    Ok(links)
+        Ok(link.filter(|link| !link.is_loopback))
+    })
 }
 
-/// Appends a link's addresses of one family, as far as there is room.
-fn of_link(link: Link, family: i32, deadline: Duration, addresses: &mut Vec<(u32, IpAddr)>) -> io::Result<()> {
+/// A link's addresses of one family, the first ones if there are too many.
+fn of_link(
+    connection: &mut Connection,
+    link: Link,
+    family: i32,
+    most: usize,
+    deadline: Duration,
+) -> io::Result<Vec<(u32, IpAddr)>> {
     let family = u8::try_from(family).map_err(io::Error::other)?;
     // struct ifaddrmsg.
     let mut payload = [family, 0, 0, 0, 0, 0, 0, 0];
     payload[4..].copy_from_slice(&link.index.to_ne_bytes());
-    let request = Request { protocol: NETLINK_ROUTE, message_type: libc::RTM_GETADDR, payload: &payload, deadline };
-    dump(&request, |message_type, payload| {
-        if addresses.len() >= MAX_ADDRESSES {
-            return Ok(ControlFlow::Break(()));
-        }
+    let request = Request { message_type: libc::RTM_GETADDR, payload: &payload, most, deadline };
+    connection.dump(&request, |message_type, payload| {
         // A kernel without IPv6 answers with the addresses of IPv4.
-        if message_type == libc::RTM_NEWADDR && payload.first() == Some(&family) {
-            addresses.extend(parse_address(payload).filter(|(index, _)| *index == link.index));
-        }
-        Ok(ControlFlow::Continue(()))
+        let is_wanted = message_type == libc::RTM_NEWADDR && payload.first() == Some(&family);
+        let address = if is_wanted { parse_address(payload) } else { None };
+        Ok(address.filter(|(index, _)| *index == link.index))
     })
 }
 
@@ -171,7 +178,7 @@ mod tests {
 
     #[test]
     fn the_addresses_are_those_that_getifaddrs_finds() {
-        let own = own(processor_time() + Duration::from_secs(20)).unwrap();
+        let own = own(&mut connect().unwrap(), processor_time() + Duration::from_secs(20)).unwrap();
         let all = getifaddrs().unwrap().filter_map(|interface| {
             let address = interface.address?;
             let v4 = address.as_sockaddr_in().map(|v4| IpAddr::from(v4.ip()));
@@ -184,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_dump_ends_at_its_deadline() {
-        let error = own(Duration::ZERO).unwrap_err();
+        let error = own(&mut connect().unwrap(), Duration::ZERO).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 
@@ -195,7 +202,7 @@ mod tests {
         let deadline = processor_time() + ALLOWED;
         let (_sender, nothing) = mpsc::channel::<()>();
         assert!(nothing.recv_timeout(ALLOWED).is_err());
-        own(deadline).unwrap();
+        own(&mut connect().unwrap(), deadline).unwrap();
     }
 
     #[test]

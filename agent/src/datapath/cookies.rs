@@ -4,7 +4,11 @@
 //! That program runs for sockets of the pods' cgroup. If the agent runs elsewhere, it also attaches the program to its
 //! own cgroup while it runs. Refuses to enter namespaces: [`crate::datapath::netns`] does that.
 
-use std::{io, os::fd::OwnedFd, sync::Arc};
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+};
 
 use aya::maps::{MapData, MapError, SkStorage};
 use nix::{
@@ -71,6 +75,18 @@ impl Cookies {
         match self {
             Self::Kernel => Ok(getsockopt(socket, NetnsCookie)?),
             Self::Sockets(carried) => carried.of(socket),
+        }
+    }
+
+    /// The cookie of this thread's namespace, in which `socket` was created, of whatever protocol.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub(crate) fn here(&self, socket: &impl AsFd) -> io::Result<u64> {
+        match self {
+            Self::Kernel => Ok(getsockopt(socket, NetnsCookie)?),
+            // TCP sockets alone carry one.
+            Self::Sockets(carried) => carried.of(&inside()?),
         }
     }
 }

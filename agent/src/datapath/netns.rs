@@ -76,13 +76,16 @@ impl Netns {
     /// # Errors
     /// See [`NetnsError`].
     pub(crate) fn enter(file: File, path: &Path, cookies: &Cookies) -> Result<Self, NetnsError> {
-        let text = path.display().to_string();
-        let questions = |deadline| (cookies::inside(), addresses::own(deadline));
-        let answers = inside(&file, questions);
-        let (socket, addresses) = answers.map_err(|source| NetnsError::Enter { path: text.clone(), source })?;
-        let socket = socket.map_err(|source| NetnsError::Cookie { path: text.clone(), source })?;
-        let addresses = addresses.map_err(|source| NetnsError::Addresses { path: text.clone(), source })?;
-        let cookie = cookies.of(&socket).map_err(|source| NetnsError::Cookie { path: text, source })?;
+        let text = || path.display().to_string();
+        let visit = |deadline| -> Result<_, NetnsError> {
+            let no_addresses = |source| NetnsError::Addresses { path: text(), source };
+            let mut connection = addresses::connect().map_err(no_addresses)?;
+            let cookie = cookies.here(&connection).map_err(|source| NetnsError::Cookie { path: text(), source })?;
+            let addresses = addresses::own(&mut connection, deadline).map_err(no_addresses)?;
+            Ok((cookie, addresses))
+        };
+        let visited = inside(&file, visit);
+        let (cookie, addresses) = visited.map_err(|source| NetnsError::Enter { path: text(), source })??;
         Ok(Self { file, cookie, addresses })
     }
 

@@ -8,7 +8,6 @@
 use std::{
     fs::File,
     io::{self, BufRead as _, BufReader},
-    ops::ControlFlow,
     time::Duration,
 };
 
@@ -22,7 +21,7 @@ use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 
 use super::{
     looks::processor_time,
-    netlink::{Request, dump},
+    netlink::{Connection, Request},
 };
 
 /// `TCP_LISTEN` in /proc/net/tcp.
@@ -60,7 +59,7 @@ pub(crate) fn listening(deadline: Duration, wanted: impl Fn(&Listening) -> bool)
 }
 
 fn asked(deadline: Duration, wanted: &impl Fn(&Listening) -> bool) -> io::Result<Vec<Listening>> {
-    let mut found = Vec::new();
+    let (mut connection, mut found) = (Connection::open(NETLINK_SOCK_DIAG)?, Vec::new());
     for (family, address_family, any) in [(4, AF_INET, SocketId::new_v4()), (6, AF_INET6, SocketId::new_v6())] {
         let request = SockDiagMessage::InetRequest(InetRequest {
             family: address_family,
@@ -71,13 +70,13 @@ fn asked(deadline: Duration, wanted: &impl Fn(&Listening) -> bool) -> io::Result
         });
         let mut payload = vec![0; request.buffer_len()];
         request.serialize(&mut payload);
-        let message_type = request.message_type();
-        dump(&Request { protocol: NETLINK_SOCK_DIAG, message_type, payload: &payload, deadline }, |kind, payload| {
-            let mut header = NetlinkHeader::default();
-            header.message_type = kind;
-            if let SockDiagMessage::InetResponse(response) =
-                SockDiagMessage::deserialize(&header, payload).map_err(io::Error::other)?
-            {
+        let (message_type, most) = (request.message_type(), MAX_SOCKETS - found.len());
+        let listeners =
+            connection.dump(&Request { message_type, payload: &payload, most, deadline }, |kind, payload| {
+                let mut header = NetlinkHeader::default();
+                header.message_type = kind;
+                let message = SockDiagMessage::deserialize(&header, payload).map_err(io::Error::other)?;
+                let SockDiagMessage::InetResponse(response) = message else { return Ok(None) };
                 let listening = Listening {
                     family,
                     port: response.header.socket_id.source_port,
@@ -85,10 +84,9 @@ fn asked(deadline: Duration, wanted: &impl Fn(&Listening) -> bool) -> io::Result
                     uid: response.header.uid,
                     inode: response.header.inode.into(),
                 };
-                found.extend(Some(listening).filter(wanted));
-            }
-            Ok(if found.len() < MAX_SOCKETS { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
-        })?;
+                Ok(Some(listening).filter(wanted))
+            })?;
+        found.extend(listeners);
     }
     Ok(found)
 }
