@@ -95,7 +95,8 @@ impl pods_server::Pods for Pods {
         let pod = rules.pod.clone();
         let turn = self.enrolments.acquire().await.map_err(|_| Status::unavailable("the agent ends"))?;
         let (cookies, netns_path) = (self.datapath.facts().cookies.clone(), path.clone());
-        let looked = self.looks.run(&path, move |_| Netns::open(&netns_path, &cookies)).await;
+        let proxy_uid = rules.proxy_uid;
+        let looked = self.looks.run(&path, move |_| Netns::open(&netns_path, &cookies, proxy_uid)).await;
         let netns = looked.map_err(|error| Status::internal(error.to_string()))?.map_err(no_netns)?;
         rules.add_addresses(&netns.addresses);
         let done = self.datapath.enrol(netns, rules).await.map_err(refused)?;

@@ -409,7 +409,7 @@ impl Kernel for Datapath {
         &mut self,
         netns: &Netns,
         rules: &Rules,
-        listeners: Option<&[TakenListener]>,
+        mut listeners: Option<&[TakenListener]>,
     ) -> Result<Begun, DatapathError> {
         let cookie = netns.cookie;
         self.remove_predecessors(cookie, &rules.pod)?;
@@ -424,11 +424,11 @@ impl Kernel for Datapath {
             if let Some(otherwise) = self.needs_listeners(cookie, old.as_ref(), &entry)? {
                 match listeners {
                     Some(listeners) => self.adopt(cookie, &entry, listeners)?,
-                    None => {
-                        if let Some(search) = self.listeners.search(cookie, &entry)? {
-                            return Ok(Begun::Search { search, otherwise });
-                        }
-                    }
+                    None => match self.listeners.search(cookie, &entry)? {
+                        Some(search) if search.may_find(netns) => return Ok(Begun::Search { search, otherwise }),
+                        Some(_) => listeners = Some(&[]),
+                        None => {}
+                    },
                 }
             }
             self.check_budget(cookie, rules)?;

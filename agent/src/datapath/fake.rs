@@ -168,7 +168,8 @@ mod tests {
     };
 
     fn enrolment(name: &str, cookie: u64) -> (Netns, Rules) {
-        let netns = Netns { file: File::open("/proc/self/ns/net").unwrap(), cookie, addresses: Vec::new() };
+        let file = File::open("/proc/self/ns/net").unwrap();
+        let netns = Netns { file, cookie, addresses: Vec::new(), listening: None };
         let rules = Rules::new(Wanted {
             pod: PodName::new("shop".into(), name.into()).unwrap(),
             ips: vec!["10.244.0.5".parse().unwrap()],

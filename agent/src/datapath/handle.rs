@@ -118,8 +118,8 @@ pub(crate) struct Facts {
 #[derive(Debug)]
 pub(crate) enum Begun {
     Done(Enrolment),
-    /// The proxy's listeners have to be known before its pod's inbound connections are steered to them. Nothing has
-    /// changed yet.
+    /// The proxy's listeners have to be known before its pod's inbound connections are steered to them, and there were
+    /// some when the namespace was visited. Nothing has changed yet.
     Search {
         search: Search,
         otherwise: Otherwise,

@@ -46,6 +46,8 @@ pub(crate) struct Netns {
     pub(crate) cookie: u64,
     /// The addresses of its interfaces, except loopback's, in the order of interfaces; link-local ones last.
     pub(crate) addresses: Vec<IpAddr>,
+    /// The listeners of the proxy's user; `None` if the kernel did not say.
+    pub(crate) listening: Option<Vec<Listening>>,
 }
 
 /// Why a namespace could not be used.
@@ -66,27 +68,29 @@ impl Netns {
     ///
     /// # Errors
     /// See [`NetnsError`]; `Open` with `NotFound` when the namespace does not exist.
-    pub(crate) fn open(path: &Path, cookies: &Cookies) -> Result<Self, NetnsError> {
+    pub(crate) fn open(path: &Path, cookies: &Cookies, proxy_uid: u32) -> Result<Self, NetnsError> {
         let file = File::open(path).map_err(|source| NetnsError::Open { path: path.display().to_string(), source })?;
-        Self::enter(file, path, cookies)
+        Self::enter(file, path, cookies, proxy_uid)
     }
 
     /// Queries an open namespace; the path is for messages.
     ///
     /// # Errors
     /// See [`NetnsError`].
-    pub(crate) fn enter(file: File, path: &Path, cookies: &Cookies) -> Result<Self, NetnsError> {
+    pub(crate) fn enter(file: File, path: &Path, cookies: &Cookies, proxy_uid: u32) -> Result<Self, NetnsError> {
         let text = || path.display().to_string();
         let visit = |deadline| -> Result<_, NetnsError> {
             let no_addresses = |source| NetnsError::Addresses { path: text(), source };
             let mut connection = addresses::connect().map_err(no_addresses)?;
             let cookie = cookies.here(&connection).map_err(|source| NetnsError::Cookie { path: text(), source })?;
             let addresses = addresses::own(&mut connection, deadline).map_err(no_addresses)?;
-            Ok((cookie, addresses))
+            // If this fails, a search for listeners says why, where one is needed.
+            let listening = sock_diag::listening(deadline, |one| one.uid == proxy_uid).ok();
+            Ok((cookie, addresses, listening))
         };
         let visited = inside(&file, visit);
-        let (cookie, addresses) = visited.map_err(|source| NetnsError::Enter { path: text(), source })??;
-        Ok(Self { file, cookie, addresses })
+        let (cookie, addresses, listening) = visited.map_err(|source| NetnsError::Enter { path: text(), source })??;
+        Ok(Self { file, cookie, addresses, listening })
     }
 
     /// The TCP sockets that listen in the namespace and are `wanted`.
@@ -176,6 +180,8 @@ fn absent_among(
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use nix::sched::unshare;
 
     use super::*;
@@ -240,6 +246,16 @@ mod tests {
         assert!(!is_long(&meter), "{meter:?}");
         inside(&own, |_| work_for_long()).unwrap();
         assert!(is_long(&meter), "{meter:?}");
+    }
+
+    #[test]
+    fn a_visit_finds_the_listeners_of_the_proxys_user() {
+        let (uid, listener) = (rustix::process::getuid().as_raw(), TcpListener::bind("127.0.0.1:0").unwrap());
+        let port = listener.local_addr().unwrap().port();
+        for (proxy_uid, expected) in [(uid, true), (uid + 1, false)] {
+            let own = Netns::open(Path::new("/proc/self/ns/net"), &Cookies::Kernel, proxy_uid).unwrap();
+            assert_eq!(own.listening.unwrap().iter().any(|one| one.port == port), expected, "{proxy_uid}");
+        }
     }
 
     #[test]

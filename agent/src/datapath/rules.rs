@@ -30,7 +30,7 @@ pub(crate) struct Rules {
     ips: Vec<IpAddr>,
     /// See [`Wanted::loopback_source`].
     loopback_source: bool,
-    proxy_uid: u32,
+    pub(crate) proxy_uid: u32,
     /// Group that is exempt in addition to the user; 0 for none.
     proxy_gid: u32,
     /// Cgroup that is exempt instead of user and group; 0 for none.

@@ -76,6 +76,19 @@ pub(crate) struct Search {
     pub(crate) own_ports: Vec<u16>,
 }
 
+impl Search {
+    /// Whether there may be something to find in a namespace, by what listened when it was visited.
+    pub(crate) fn may_find(&self, netns: &Netns) -> bool {
+        netns.listening.as_ref().is_none_or(|listening| listening.iter().any(|one| self.wants(one)))
+    }
+
+    /// Whether a listener may be the proxy's: created by its user, on its ports, with a descriptor in some process.
+    fn wants(&self, one: &Listening) -> bool {
+        let has_port = self.ports.contains(&one.port) || one.on_all_addresses && self.own_ports.contains(&one.port);
+        one.uid == self.proxy_uid && has_port && one.inode != 0
+    }
+}
+
 /// A listener of a proxy.
 #[derive(Debug)]
 pub(crate) struct TakenListener {
@@ -206,19 +219,13 @@ async fn take_in_child(wanted: &Wanted, turn: Turn) -> Result<(Vec<TakenListener
 }
 
 fn look_now(netns: &Netns, search: &Search, meter: &mut Meter) -> Result<Option<Wanted>, TakeoverError> {
-    let listeners = netns.listening(|one| is_of_proxy(one, search)).map_err(TakeoverError::Ask)?;
+    let listeners = netns.listening(|one| search.wants(one)).map_err(TakeoverError::Ask)?;
     // Usually there are none yet, and the node may have thousands of processes.
     if listeners.is_empty() {
         return Ok(None);
     }
     let pids = meter.leave_out(|| processes(netns, search)).map_err(TakeoverError::Processes)?;
     Ok(Some(Wanted { listeners, pids }))
-}
-
-/// Whether a listener may be a proxy's: created by its user, on its ports, with a descriptor in some process.
-fn is_of_proxy(one: &Listening, search: &Search) -> bool {
-    let has_port = search.ports.contains(&one.port) || one.on_all_addresses && search.own_ports.contains(&one.port);
-    one.uid == search.proxy_uid && has_port && one.inode != 0
 }
 
 /// The processes that may be the proxy: in the namespace, and with the proxy's user or in its cgroup.
@@ -376,7 +383,14 @@ mod tests {
             ("an endpoint of its own", own, true),
             ("one that other pods cannot reach", Listening { on_all_addresses: false, ..own }, false),
         ] {
-            assert_eq!(is_of_proxy(&listening, &search), is_proxys, "{row}");
+            assert_eq!(search.wants(&listening), is_proxys, "{row}");
+            // What a visit found decides whether a search is worth it.
+            let netns = |listening| {
+                let file = fs::File::open("/proc/self/ns/net").unwrap();
+                Netns { file, cookie: 7, addresses: Vec::new(), listening }
+            };
+            assert_eq!(search.may_find(&netns(Some(vec![listening]))), is_proxys, "{row}");
+            assert!(!search.may_find(&netns(Some(Vec::new()))) && search.may_find(&netns(None)));
         }
     }
 

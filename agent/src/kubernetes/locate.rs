@@ -129,7 +129,7 @@ impl Locator {
             if !self.has_process(uid, pid)? || self.start_ticks(pid) != Some(start_ticks) {
                 return Err(LocateError::Ended { pid });
             }
-            let netns = Netns::enter(file, &path, &self.cookies)?;
+            let netns = Netns::enter(file, &path, &self.cookies, proxy.uid)?;
             if netns.addresses.iter().all(is_link_local) {
                 return Err(LocateError::NoAddress);
             }
