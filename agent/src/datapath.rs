@@ -419,12 +419,12 @@ impl Kernel for Datapath {
         let mut entry = unchanged.unwrap_or(next);
         // Nothing steers the pod's inbound connections yet, and what steers them refuses those without a listener: a
         // proxy that listens already must not lose any.
-        let is_unknown = old.is_none();
+        let (is_unknown, is_new) = (old.is_none(), old.is_none_or(|old| old.has(pod::SELF_ENROLLED)));
         if unchanged.is_none() {
             if let Some(otherwise) = self.needs_listeners(cookie, old.as_ref(), &entry)? {
                 match listeners {
                     Some(listeners) => self.adopt(cookie, &entry, listeners)?,
-                    None => match self.listeners.search(cookie, &entry)? {
+                    None => match self.listeners.search(cookie, &entry, is_new)? {
                         Some(search) if search.may_find(netns) => return Ok(Begun::Search { search, otherwise }),
                         Some(_) => listeners = Some(&[]),
                         None => {}
@@ -453,18 +453,14 @@ impl Kernel for Datapath {
         let (link, attached) = self.programs.attach_pod(cookie, &netns.file)?;
         self.keeper.hold_pod(cookie, link);
         self.suspects.remove(&cookie);
-        let enrolment = Enrolment {
-            cookie,
-            generation: entry.generation,
-            changed: unchanged.is_none() || attached,
-            is_new: old.is_none_or(|old| old.has(pod::SELF_ENROLLED)),
-        };
+        let enrolment =
+            Enrolment { cookie, generation: entry.generation, changed: unchanged.is_none() || attached, is_new };
         // Every time: a proxy that binds before the programs are attached and listens after them is recorded by
         // neither, nor found by a search before.
         match listeners.filter(|_| !is_unknown) {
             Some(listeners) => self.adopt(cookie, &entry, listeners)?,
             None => {
-                if let Some(search) = self.listeners.search(cookie, &entry)? {
+                if let Some(search) = self.listeners.search(cookie, &entry, is_new)? {
                     return Ok(Begun::Pending(Pending { enrolment, search }));
                 }
             }
@@ -486,7 +482,7 @@ impl Kernel for Datapath {
 
     fn search_again(&mut self, netns_cookie: u64) -> Result<Option<Search>, DatapathError> {
         let entry = self.maps.entry(netns_cookie)?.ok_or(DatapathError::Superseded)?;
-        Ok(self.listeners.search(netns_cookie, &entry)?)
+        Ok(self.listeners.search(netns_cookie, &entry, false)?)
     }
 
     fn withdraw(&mut self, pod: &PodName) -> Result<(), DatapathError> {

@@ -127,10 +127,19 @@ impl Listeners {
     /// What has to be searched for before a pod's inbound connections can be redirected; `None` if its proxy's
     /// listeners are known.
     ///
+    /// Of a pod that no agent has enrolled yet (`is_new`), the programs' note is believed without a look at the
+    /// listeners. A note outlives its listener until the next collection, and the programs were attached all that time:
+    /// they record the listener that follows, as that of any proxy that starts again.
+    ///
     /// # Errors
     /// See [`ListenersError`].
-    pub(crate) fn search(&mut self, netns_cookie: u64, pod: &Pod) -> Result<Option<Search>, ListenersError> {
-        let Known { inbound, outbound, admin } = self.known(netns_cookie, pod)?;
+    pub(crate) fn search(
+        &mut self,
+        netns_cookie: u64,
+        pod: &Pod,
+        is_new: bool,
+    ) -> Result<Option<Search>, ListenersError> {
+        let Known { inbound, outbound, admin } = self.known(netns_cookie, pod, is_new)?;
         let carry = self.carries(netns_cookie);
         if inbound && outbound && admin && carry {
             return Ok(None);
@@ -157,7 +166,10 @@ impl Listeners {
         pod: &Pod,
         found: &[TakenListener],
     ) -> Result<usize, ListenersError> {
-        let Known { inbound, outbound, admin } = self.known(netns_cookie, pod)?;
+        if found.is_empty() {
+            return Ok(0);
+        }
+        let Known { inbound, outbound, admin } = self.known(netns_cookie, pod, false)?;
         if !self.carries(netns_cookie) {
             self.have_carry(netns_cookie, pod, found)?;
         }
@@ -175,20 +187,19 @@ impl Listeners {
         Ok(adopted)
     }
 
-    fn known(&mut self, netns_cookie: u64, pod: &Pod) -> Result<Known, ListenersError> {
+    fn known(&mut self, netns_cookie: u64, pod: &Pod, is_new: bool) -> Result<Known, ListenersError> {
+        // Whether the programs have recorded a listener on a port: the note says that there is or was one.
+        let mut is_known = |port| {
+            let key = proxy_key(netns_cookie, pod, port);
+            Ok::<_, ListenersError>(self.is_noted(&key)? && (is_new || self.was_seen_listening(&key)?))
+        };
         Ok(Known {
-            inbound: self.is_known(netns_cookie, pod, pod.inbound_port)?,
+            inbound: is_known(pod.inbound_port)?,
             // Otherwise the kernel finds the outbound listener by itself.
-            outbound: !pod.has(EXEMPTS_CGROUP) || self.is_known(netns_cookie, pod, pod.outbound_port)?,
+            outbound: !pod.has(EXEMPTS_CGROUP) || is_known(pod.outbound_port)?,
             // The proxy has this listener whether or not it has others, and its pod's probes depend on it.
-            admin: pod.admin_port == 0 || self.is_known(netns_cookie, pod, pod.admin_port)?,
+            admin: pod.admin_port == 0 || is_known(pod.admin_port)?,
         })
-    }
-
-    /// Whether the programs have recorded a listener of a pod's proxy: the note says that there is or was one.
-    fn is_known(&mut self, netns_cookie: u64, pod: &Pod, port: u16) -> Result<bool, ListenersError> {
-        let key = proxy_key(netns_cookie, pod, port);
-        Ok(self.is_noted(&key)? && self.was_seen_listening(&key)?)
     }
 
     /// Records listeners of a pod's proxy on one port, with their note. Returns their number.

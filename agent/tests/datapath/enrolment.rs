@@ -118,6 +118,14 @@ pub(crate) fn attestation_wants_a_listener(world: &mut World) {
     let _b = world.proxy("b");
     assert!(app.say("attest").starts_with("flags=3 "));
     assert!(status_of(world, "b").listening);
+    // The note of a proxy that ended just before its pod's enrolment is forgotten, and its successor is recorded.
+    drop(world.proxy("c"));
+    world.mesh("c");
+    let mut app = world.pod("c", APPLICATION_UID);
+    world.eventually("the end of the note", |_| app.say("attest").starts_with("flags=1 ").then_some(()));
+    let _c = world.proxy("c");
+    assert!(app.say("attest").starts_with("flags=3 "));
+    world.pod("b", PROXY_UID).connect("10.98.0.3:8080").reached(4143);
 }
 
 pub(crate) fn proxies_are_known_by_group_or_cgroup(world: &mut World) {
