@@ -27,6 +27,7 @@ pub(crate) mod lock;
 pub(crate) mod looks;
 pub(crate) mod maps;
 pub(crate) mod migrate;
+pub(crate) mod names;
 mod netlink;
 pub(crate) mod netns;
 pub(crate) mod pins;
@@ -62,10 +63,11 @@ use self::{
     cookies::{CookieSource, Cookies, Namespaces},
     events::RingEvents,
     explain::{Answer, Question},
-    handle::{Begun, Collected, Facts, Kernel, Names, Otherwise, Pending},
+    handle::{Begun, Collected, Facts, Kernel, Otherwise, Pending},
     keep::{Found, KeepError, Keeper},
     listeners::{Listeners, ListenersError, proxy_key},
     maps::{Maps, open_counters, open_map},
+    names::Names,
     netns::Netns,
     pins::{Pins, PinsError},
     programs::{Programs, ProgramsError},
@@ -86,8 +88,6 @@ pub(crate) struct Datapath {
     /// When clients are looked through next, by CLOCK_MONOTONIC.
     clients_due: Duration,
     names: Names,
-    /// The cookie with which each pod was enrolled last: those of several namespaces of one name are in no order.
-    latest: BTreeMap<PodName, u64>,
     /// Namespaces in the maps that have no link, and the time from which each is suspect of being gone: those that the
     /// kernel enrolled, and those whose enrolment was interrupted.
     suspects: BTreeMap<u64, Instant>,
@@ -198,7 +198,6 @@ impl Datapath {
             flows_may_be_stale: true,
             clients_due: Duration::ZERO,
             names: Names::default(),
-            latest: BTreeMap::new(),
             suspects: BTreeMap::new(),
             keeper: Keeper::new(&pins)?,
             cookies: programs.cookies(&mut ebpf, open_namespaces(&pins, cookies)?)?,
@@ -213,7 +212,7 @@ impl Datapath {
                 datapath.programs.update_pod(cookie)?;
             }
             if let Some(name) = name {
-                Arc::make_mut(&mut datapath.names).insert(cookie, Arc::new(name));
+                datapath.names.insert(cookie, &name);
             }
         }
         if replaced {
@@ -226,9 +225,7 @@ impl Datapath {
 
     /// Removes other namespaces of a pod's name if they are gone. While one lives, so does its redirect.
     fn remove_predecessors(&mut self, cookie: u64, pod: &PodName) -> Result<(), DatapathError> {
-        let of_that_name = self.names.iter().filter(|(other, name)| **other != cookie && ***name == *pod);
-        let predecessors: Vec<u64> = of_that_name.map(|(other, _)| *other).collect();
-        for predecessor in predecessors {
+        for predecessor in self.names.cookies(pod).into_iter().filter(|other| *other != cookie) {
             if self.is_gone(predecessor)? == Some(true) {
                 self.remove(predecessor)?;
             }
@@ -238,11 +235,11 @@ impl Datapath {
 
     /// Checks that a pod's rules leave room for those of other namespaces.
     fn check_budget(&self, cookie: u64, rules: &Rules) -> Result<(), OverBudget> {
-        let ports = rules.outbound.len() + rules.inbound.len();
+        let (ports, names) = (rules.outbound.len() + rules.inbound.len(), self.names.snapshot());
         for (map, wanted, of) in [(budget::PORTS, ports, 0), (budget::SUBNETS, rules.subnets.len(), 1)] {
             let others = self.maps.rule_counts().filter(|(other, _)| *other != cookie);
             let others =
-                others.map(|(other, counts)| (self.names.get(&other).map(|name| name.namespace.as_str()), counts[of]));
+                others.map(|(other, counts)| (names.get(&other).map(|name| name.namespace.as_str()), counts[of]));
             map.admit(&rules.pod.namespace, wanted, others)?;
         }
         Ok(())
@@ -282,11 +279,11 @@ impl Datapath {
     }
 
     fn enrolled(&self) -> Result<Vec<Enrolled>, DatapathError> {
-        let mut pods = Vec::new();
+        let (mut pods, names) = (Vec::new(), self.names.snapshot());
         let proxies = self.listeners.living()?;
         for (cookie, entry) in self.maps.entries()? {
             pods.push(Enrolled {
-                name: self.names.get(&cookie).map(|name| PodName::clone(name)),
+                name: names.get(&cookie).map(|name| PodName::clone(name)),
                 cookie,
                 generation: entry.generation,
                 outbound: entry.has(pod::OUTBOUND),
@@ -323,12 +320,11 @@ impl Datapath {
 
     /// A pod's entry, by its name: the one that was enrolled last, if an earlier namespace of that name still exists.
     pub(crate) fn find(&self, pod: &PodName) -> Result<Option<(u64, Pod)>, DatapathError> {
-        let of_that_name = self.names.iter().filter(|(_, name)| ***name == *pod).map(|(cookie, _)| cookie);
-        for cookie in self.latest.get(pod).into_iter().chain(of_that_name) {
-            if self.is_gone(*cookie)? != Some(true)
-                && let Some(entry) = self.maps.entry(*cookie)?
+        for cookie in self.names.cookies(pod).into_iter().rev() {
+            if self.is_gone(cookie)? != Some(true)
+                && let Some(entry) = self.maps.entry(cookie)?
             {
-                return Ok(Some((*cookie, entry)));
+                return Ok(Some((cookie, entry)));
             }
         }
         Ok(None)
@@ -381,10 +377,7 @@ impl Datapath {
         self.programs.detach_pod(cookie)?;
         self.maps.remove_entry(cookie)?;
         self.maps.remove_rules(cookie, None)?;
-        if self.names.contains_key(&cookie) {
-            Arc::make_mut(&mut self.names).remove(&cookie);
-        }
-        self.latest.retain(|_, latest| *latest != cookie);
+        self.names.remove(cookie);
         self.suspects.remove(&cookie);
         self.flows_may_be_stale = true;
         Ok(())
@@ -446,10 +439,7 @@ impl Kernel for Datapath {
             }
         }
         self.pins.add_pod(cookie, &rules.pod)?;
-        if self.names.get(&cookie).is_none_or(|name| **name != rules.pod) {
-            Arc::make_mut(&mut self.names).insert(cookie, Arc::new(rules.pod.clone()));
-        }
-        self.latest.insert(rules.pod.clone(), cookie);
+        self.names.insert(cookie, &rules.pod);
         let (link, attached) = self.programs.attach_pod(cookie, &netns.file)?;
         self.keeper.hold_pod(cookie, link);
         self.suspects.remove(&cookie);
@@ -486,9 +476,7 @@ impl Kernel for Datapath {
     }
 
     fn withdraw(&mut self, pod: &PodName) -> Result<(), DatapathError> {
-        let cookies: Vec<u64> =
-            self.names.iter().filter(|(_, name)| ***name == *pod).map(|(cookie, _)| *cookie).collect();
-        cookies.into_iter().try_for_each(|cookie| self.remove(cookie))
+        self.names.cookies(pod).into_iter().try_for_each(|cookie| self.remove(cookie))
     }
 
     fn collect_garbage(&mut self) -> Result<Collected, DatapathError> {
@@ -528,7 +516,7 @@ impl Kernel for Datapath {
     fn keep_pins(&mut self) -> Result<Found, DatapathError> {
         let found = self.keeper.restore()?;
         if let Found::Restored(_) = found {
-            for (cookie, name) in self.names.iter() {
+            for (cookie, name) in self.names.snapshot().iter() {
                 self.pins.add_pod(*cookie, name)?;
             }
             self.pins.set_programs(&self.programs.digest())?;

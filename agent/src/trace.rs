@@ -19,10 +19,7 @@ use weft_ebpf_abi::{
 };
 use weft_proto::agent::{self, Event, EventKind, WatchRequest};
 
-use crate::datapath::{
-    events::EventSource,
-    handle::{Handle, Names},
-};
+use crate::datapath::{events::EventSource, handle::Handle, names::Snapshot};
 
 /// Events by which a watcher may lag behind. At 300 bytes each, this bounds the memory regardless of the number of
 /// watchers.
@@ -72,7 +69,7 @@ impl Broadcaster {
     }
 
     /// Passes events on until the last watcher has left.
-    async fn pump(&self, mut events: impl EventSource, names: impl Fn() -> Names) -> anyhow::Result<()> {
+    async fn pump(&self, mut events: impl EventSource, names: impl Fn() -> Snapshot) -> anyhow::Result<()> {
         let mut verdicts = Verdicts::new();
         let mut dropped = events.dropped()?;
         loop {
@@ -164,7 +161,7 @@ fn wall_clock_offset_ns() -> i128 {
 /// Converts a kernel event to the API's form; `None` when a newer kernel side uses an unknown value.
 ///
 /// `given` is the verdict of an accepted connection, if it was seen.
-fn describe(event: &KernelEvent, given: Option<Given>, names: &Names, offset_ns: i128) -> Option<Event> {
+fn describe(event: &KernelEvent, given: Option<Given>, names: &Snapshot, offset_ns: i128) -> Option<Event> {
     let (kind, by) = match event.kind {
         kind::VERDICT => (EventKind::Verdict, Some(Given::from(event))),
         kind::ACCEPTED => (EventKind::Accepted, given),
@@ -325,7 +322,7 @@ mod tests {
         let mut watcher = broadcaster.subscribe();
         let produced = Arc::new(AtomicU64::new(0));
         let flood = Flood { produced: Arc::clone(&produced) };
-        let pump = tokio::spawn(async move { broadcaster.pump(flood, Names::default).await });
+        let pump = tokio::spawn(async move { broadcaster.pump(flood, Snapshot::default).await });
         // Both tasks run on one thread: these lines are reached only if the flood yields.
         for _ in 0..3 {
             watcher.recv().await.unwrap();
@@ -341,7 +338,7 @@ mod tests {
     fn a_command_that_is_not_text_is_traced() {
         let mut event = kernel_event();
         event.command[..6].copy_from_slice(b"\xff\x1b[2J\0");
-        let described = describe(&event, None, &Names::default(), 0).unwrap();
+        let described = describe(&event, None, &Snapshot::default(), 0).unwrap();
         assert_eq!(described.command, "\u{fffd}\x1b[2J");
     }
 

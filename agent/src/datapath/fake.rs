@@ -10,8 +10,9 @@ use super::{
     cookies::Cookies,
     events::RingEvents,
     explain::{Answer, Question},
-    handle::{Begun, Collected, Facts, Handle, Kernel, Names, Otherwise, Pending},
+    handle::{Begun, Collected, Facts, Handle, Kernel, Otherwise, Pending},
     keep::Found,
+    names::Names,
     netns::Netns,
     rules::{PodName, Rules},
     sample::{Losses, Sample},
@@ -85,7 +86,7 @@ impl Kernel for FakeKernel {
         if let Some(refusal) = self.state().refusal.take() {
             return Err(refusal);
         }
-        Arc::make_mut(&mut self.names).insert(netns.cookie, Arc::new(rules.pod.clone()));
+        self.names.insert(netns.cookie, &rules.pod);
         let mut state = self.state();
         state.steps.push("begin");
         state.enrolled.push((netns.cookie, rules.clone()));
@@ -106,7 +107,7 @@ impl Kernel for FakeKernel {
     }
 
     fn withdraw(&mut self, pod: &PodName) -> Result<(), DatapathError> {
-        Arc::make_mut(&mut self.names).retain(|_, name| **name != *pod);
+        self.names.cookies(pod).into_iter().for_each(|cookie| self.names.remove(cookie));
         self.state().enrolled.retain(|(_, rules)| rules.pod != *pod);
         Ok(())
     }

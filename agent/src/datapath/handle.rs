@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! tasks ──call──> queue ──> owner thread ──> Kernel: Datapath, or a fake in tests
-//!   └── names <── watch <──────────┘
+//!   └── snapshots of names <───────┘
 //! ```
 //!
-//! A slow call delays only the calls behind it: no task waits for a lock, and work that depends on a pod's processes
-//! runs outside of the owner ([`takeover`]). Refuses to know what the calls do.
+//! A slow call delays only the calls behind it: no task waits for a lock that is held during a call, and work that
+//! depends on a pod's processes runs outside of the owner ([`takeover`]). Refuses to know what the calls do.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     io,
     panic::{AssertUnwindSafe, catch_unwind},
     path::PathBuf,
@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 use weft_runtime::error::chain;
 
 use super::{
@@ -28,6 +28,7 @@ use super::{
     explain::{Answer, Question},
     keep::Found,
     looks::Looks,
+    names::{Names, Snapshot},
     netns::Netns,
     rules::{PodName, Rules},
     sample::{Losses, Sample},
@@ -39,16 +40,12 @@ const QUEUE: usize = 64;
 /// How long the owner may take to end: as long as the calls that wait for it take.
 const END: Duration = Duration::from_secs(5);
 
-/// The pods' names by the cookies of their network namespaces. A snapshot, of which every enrolment makes another: the
-/// names are shared.
-pub(crate) type Names = Arc<BTreeMap<u64, Arc<PodName>>>;
-
 /// The kernel operations of the owner.
 pub(crate) trait Kernel: Send {
     /// Constants for the lifetime of the agent.
     fn facts(&self) -> Facts;
 
-    /// The pods' names, the same allocation until one changes.
+    /// The pods' names.
     fn names(&self) -> &Names;
 
     /// Puts a pod's rules in force, as far as that is possible without inspecting its processes. `listeners` are the
@@ -164,16 +161,15 @@ pub(crate) struct Collected {
 pub(crate) struct Handle {
     /// `None` stops the owner.
     calls: mpsc::Sender<Option<Call>>,
-    names: watch::Receiver<Names>,
+    names: Names,
     facts: Arc<Facts>,
     turns: Turns,
     /// Of searches for listeners, by the namespace's cookie.
     looks: Arc<Looks<u64>>,
 }
 
-/// A call. It returns a function that answers its caller, which runs after the names are published, so that the caller
-/// sees its own change.
-type Call = Box<dyn FnOnce(&mut dyn Kernel) -> Box<dyn FnOnce()> + Send>;
+/// A call, which answers its caller.
+type Call = Box<dyn FnOnce(&mut dyn Kernel) + Send>;
 
 impl Handle {
     /// Starts the owner's thread.
@@ -182,21 +178,12 @@ impl Handle {
     /// When no thread can be started.
     pub(crate) fn spawn(mut kernel: impl Kernel + 'static) -> io::Result<Self> {
         let (calls, mut queue) = mpsc::channel::<Option<Call>>(QUEUE);
-        let (names_tx, names) = watch::channel(Arc::clone(kernel.names()));
-        let facts = Arc::new(kernel.facts());
+        let (names, facts) = (kernel.names().clone(), Arc::new(kernel.facts()));
         thread::Builder::new().name("datapath".into()).spawn(move || {
             while let Some(Some(call)) = queue.blocking_recv() {
                 // A call that panics leaves the kernel's maps valid, because each write is complete. Its caller gets
                 // `Stopped`.
-                let answer = catch_unwind(AssertUnwindSafe(|| call(&mut kernel)));
-                names_tx.send_if_modified(|known| {
-                    let changed = !Arc::ptr_eq(known, kernel.names());
-                    *known = Arc::clone(kernel.names());
-                    changed
-                });
-                if let Ok(answer) = answer {
-                    answer();
-                }
+                drop(catch_unwind(AssertUnwindSafe(|| call(&mut kernel))));
             }
         })?;
         Ok(Self { calls, names, facts, turns: Turns::default(), looks: Arc::default() })
@@ -211,10 +198,7 @@ impl Handle {
         call: impl FnOnce(&mut dyn Kernel) -> Result<T, DatapathError> + Send + 'static,
     ) -> Result<T, DatapathError> {
         let (answer, answered) = oneshot::channel();
-        let call: Call = Box::new(move |kernel| {
-            let result = call(kernel);
-            Box::new(move || drop(answer.send(result)))
-        });
+        let call: Call = Box::new(move |kernel| drop(answer.send(call(kernel))));
         self.calls.send(Some(call)).await.map_err(|_| DatapathError::Stopped)?;
         answered.await.map_err(|_| DatapathError::Stopped)?
     }
@@ -301,8 +285,8 @@ impl Handle {
     }
 
     /// The current names of the pods.
-    pub(crate) fn names(&self) -> Names {
-        self.names.borrow().clone()
+    pub(crate) fn names(&self) -> Snapshot {
+        self.names.snapshot()
     }
 
     pub(crate) fn facts(&self) -> &Facts {
