@@ -373,8 +373,8 @@ impl Datapath {
     }
 
     fn remove(&mut self, cookie: u64) -> Result<(), DatapathError> {
-        self.keeper.release_pod(cookie);
         self.programs.detach_pod(cookie)?;
+        self.keeper.release_pod(cookie);
         self.maps.remove_entry(cookie)?;
         self.maps.remove_rules(cookie, None)?;
         self.names.remove(cookie);
@@ -440,8 +440,10 @@ impl Kernel for Datapath {
         }
         self.pins.add_pod(cookie, &rules.pod)?;
         self.names.insert(cookie, &rules.pod);
-        let (link, attached) = self.programs.attach_pod(cookie, &netns.file)?;
-        self.keeper.hold_pod(cookie, link);
+        let attached = !self.keeper.holds_pod(cookie) || self.is_gone(cookie)? != Some(false);
+        if attached {
+            self.keeper.hold_pod(cookie, self.programs.attach_pod(cookie, &netns.file)?);
+        }
         self.suspects.remove(&cookie);
         let enrolment =
             Enrolment { cookie, generation: entry.generation, changed: unchanged.is_none() || attached, is_new };

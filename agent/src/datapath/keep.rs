@@ -97,6 +97,11 @@ impl Keeper {
         self.pods.insert(cookie, link);
     }
 
+    /// Whether there is a link of a pod: all that are pinned are held.
+    pub(crate) fn holds_pod(&self, cookie: u64) -> bool {
+        self.pods.contains_key(&cookie)
+    }
+
     /// Drops a pod's link.
     pub(crate) fn release_pod(&mut self, cookie: u64) {
         self.pods.remove(&cookie);

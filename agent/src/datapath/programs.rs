@@ -236,19 +236,14 @@ impl Programs {
         }
     }
 
-    /// Steers a pod's inbound connections, unless they are steered already. Returns its link, and whether that is new.
-    pub(crate) fn attach_pod(&self, netns_cookie: u64, netns: &File) -> Result<(Link, bool), ProgramsError> {
+    /// Steers a pod's inbound connections, which are not steered yet. Returns its link.
+    pub(crate) fn attach_pod(&self, netns_cookie: u64, netns: &File) -> Result<Link, ProgramsError> {
         let path = self.pins.pod_link(netns_cookie);
         let failed = |source| ProgramsError::Attach { name: SK_LOOKUP, source };
-        if let Some(link) = Link::open(&path).map_err(failed)?
-            && link.target(AttachType::SkLookup).map_err(failed)? != 0
-        {
-            return Ok((link, false));
-        }
         let program = self.stub(netns_cookie)?;
         let link = Link::create(program.as_fd(), netns.as_fd(), AttachType::SkLookup).map_err(failed)?;
         link.pin(&path).map_err(|source| ProgramsError::Pin { path: path.display().to_string(), source })?;
-        Ok((link, true))
+        Ok(link)
     }
 
     /// Replaces a pod's program by this build's stub.
