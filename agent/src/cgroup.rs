@@ -127,6 +127,14 @@ impl AttachPoint {
     }
 }
 
+/// The uid of the pod whose cgroup has this name, with either of the kubelet's drivers; `None` if it is no pod's.
+pub(crate) fn pod_uid(cgroup: &str) -> Option<String> {
+    match cgroup.strip_suffix(".slice") {
+        Some(slice) => slice.rsplit_once("-pod").map(|(_, uid)| uid.replace('_', "-")),
+        None => cgroup.strip_prefix("pod").map(str::to_owned),
+    }
+}
+
 /// "cgroup2", or "hybrid" if controllers of version 1 are mounted as well.
 pub(crate) fn layout() -> &'static str {
     let mounts = fs::read_to_string(MOUNTS).unwrap_or_default();
@@ -323,8 +331,10 @@ mod tests {
             assert_eq!(of_pod.as_deref(), Some(&*expected), "{layout}");
             let found = AttachPoint::of_any_cluster(root.path().to_path_buf());
             assert_eq!((found.path.as_path(), found.is_root), (&*expected, false), "{layout}");
-            // Below it, the pod is among the searched cgroups.
+            // Below it, the pod is among the searched cgroups, and it alone is a pod's.
             assert!(found.pod_cgroups(UID).contains(&root.path().join(pod)), "{layout}");
+            let uids: Vec<String> = pod.split('/').filter_map(pod_uid).collect();
+            assert_eq!(uids, [UID], "{layout}");
         }
     }
 

@@ -154,10 +154,17 @@ pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outp
             wake.watch(&parent);
         }
         for pod in plan.begin(Instant::now()) {
-            if plan.is_pending(&pod.uid)
-                && let Some(cgroup) = locator.pod_cgroup(&pod.uid)
-            {
-                wake.watch_pod(&cgroup, &pod.uid);
+            if plan.is_pending(&pod.uid) {
+                match locator.pod_cgroup(&pod.uid) {
+                    Some(cgroup) => wake.watch_pod(&cgroup, &pod.uid),
+                    // Where pods have cgroups, there is nothing to look at yet.
+                    None if !config.attach.is_root => {
+                        let not_yet = Problem::NotYet(LocateError::NoProcess.to_string());
+                        plan.attempted(&pod, Err(not_yet), Instant::now());
+                        continue;
+                    }
+                    None => {}
+                }
             }
             attempts.push(start(pod));
         }

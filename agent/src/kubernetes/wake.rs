@@ -9,7 +9,7 @@ use rustix::{
 };
 use tokio::io::unix::AsyncFd;
 
-use crate::datapath::bpf;
+use crate::{cgroup, datapath::bpf};
 
 /// Watches directories of the cgroup tree for new entries (inotify(7)).
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl Wake {
         }
     }
 
-    /// Waits for something new: in one pod's cgroup, or `None` if it may be any pod's. Cancel safe.
+    /// Waits for something new: one pod's cgroup or a cgroup in it, or `None` if it may be any pod's. Cancel safe.
     pub(super) async fn woken(&mut self) -> io::Result<Vec<Option<String>>> {
         let Some(inotify) = &self.inotify else { return std::future::pending().await };
         let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
@@ -68,7 +68,9 @@ impl Wake {
                 if event.events().contains(ReadFlags::IGNORED) {
                     self.pods.remove(&event.wd());
                 } else {
-                    let pod = self.pods.get(&event.wd()).cloned();
+                    // If the queue was full, there is no name.
+                    let named = || event.file_name()?.to_str().ok().and_then(cgroup::pod_uid);
+                    let pod = self.pods.get(&event.wd()).cloned().or_else(named);
                     if !woken.contains(&pod) {
                         woken.push(pod);
                     }
@@ -93,20 +95,24 @@ mod tests {
     #[tokio::test]
     async fn a_new_cgroup_wakes_its_pod() {
         let directory = tempfile::tempdir().unwrap();
-        let pod = directory.path().join("pod1");
+        let pod = directory.path().join("poduid-1");
+        let uid = || Some("uid-1".to_owned());
         let mut wake = Wake::new();
         assert_eq!(wake.watch(&pod), None);
         wake.watch(directory.path()).unwrap();
         fs::create_dir(&pod).unwrap();
-        assert_eq!(wake.woken().await.unwrap(), [None]);
+        assert_eq!(wake.woken().await.unwrap(), [uid()]);
         wake.watch_pod(&pod, "uid-1");
         wake.watch_pod(&pod, "uid-1");
         fs::create_dir(pod.join("container")).unwrap();
-        assert_eq!(wake.woken().await.unwrap(), [Some("uid-1".to_owned())]);
+        assert_eq!(wake.woken().await.unwrap(), [uid()]);
         fs::remove_dir_all(&pod).unwrap();
         fs::create_dir(&pod).unwrap();
-        assert_eq!(wake.woken().await.unwrap(), [None]);
+        assert_eq!(wake.woken().await.unwrap(), [uid()]);
         assert!(wake.pods.is_empty());
+        // In which other pods' may be by now.
+        fs::create_dir(directory.path().join("burstable")).unwrap();
+        assert_eq!(wake.woken().await.unwrap(), [None]);
     }
 
     #[tokio::test]

@@ -164,6 +164,21 @@ fn a_wake_does_not_disturb_enrolled_pods() {
     assert!(f.due().is_empty());
 }
 
+/// As a pod that waits for its image.
+#[test]
+fn a_wake_of_one_pod_does_not_disturb_others_that_wait() {
+    let mut f = Fixture::new(vec![Event::Apply(web(&json!({}))), Event::Apply(pod("waiting", &json!({})))]);
+    for wait in [5, 10] {
+        f.attempt(&not_yet());
+        f.wait(wait);
+    }
+    f.attempt(&not_yet());
+    f.plan.wake(Some("uid-web-0"), f.now);
+    assert_eq!(f.due(), ["web-0"]);
+    f.attempt(&enrolled(7));
+    assert_eq!(f.plan.next_due(), Some(f.now + 4 * FIRST_DELAY));
+}
+
 #[test]
 fn new_rules_are_attempted_at_once() {
     let mut f = Fixture::new(vec![Event::Apply(web(&json!({})))]);
