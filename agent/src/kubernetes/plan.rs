@@ -52,6 +52,8 @@ struct Tracked {
     under_way: bool,
     delay: Duration,
     attempted: bool,
+    /// Whether the pod is enrolled, and the last attempt did not find it on the node: it ends, or gets a new sandbox.
+    missing: bool,
     /// Whether the pod has an Event that says that it is bypassed.
     bypassed: bool,
     /// The annotations without effect of which it has Events.
@@ -163,6 +165,7 @@ impl Plan {
             under_way: false,
             delay: FIRST_DELAY,
             attempted: false,
+            missing: false,
             bypassed: false,
             forbidden: Vec::new(),
             problem: None,
@@ -182,8 +185,11 @@ impl Plan {
             // Rules that were in force remain in force.
             (tracked.problem, tracked.due, tracked.attempted) = (Some(problem), None, true);
         } else {
-            // Also if nothing relevant has changed: the pod may have a new sandbox.
-            (tracked.due, tracked.delay) = (Some(now), FIRST_DELAY);
+            // A pod that starts has several events that change nothing here. One with a new sandbox has other
+            // addresses, or another container of its proxy.
+            if tracked.pod != next || tracked.is_pending() || tracked.missing {
+                (tracked.due, tracked.delay) = (Some(now), FIRST_DELAY);
+            }
             if matches!(tracked.problem, Some(Problem::Annotation(_))) {
                 tracked.problem = None;
             }
@@ -221,7 +227,7 @@ impl Plan {
     /// Applies the result of an attempt. `pod` is what was attempted: the pod may have changed since.
     pub(super) fn attempted(&mut self, pod: &MeshedPod, result: Result<Enrolment, Problem>, now: Instant) {
         let Some(tracked) = self.pods.get_mut(&pod.uid) else { return };
-        (tracked.attempted, tracked.under_way) = (true, false);
+        (tracked.attempted, tracked.under_way, tracked.missing) = (true, false, false);
         let changed = tracked.pod != *pod;
         // An event during the attempt may have come too late for it.
         let again = tracked.due;
@@ -243,7 +249,7 @@ impl Plan {
             }
             // A terminating pod has no process left; while its namespace exists, its rules are in force.
             Err(Problem::NotYet(_)) if tracked.enrolled.is_some() && !changed => {
-                tracked.due = again.or(Some(now + REVIEW));
+                (tracked.due, tracked.missing) = (again.or(Some(now + REVIEW)), true);
             }
             Err(problem) => {
                 if matches!(problem, Problem::Failed(_)) && tracked.problem.as_ref() != Some(&problem) {

@@ -101,6 +101,7 @@ fn an_annotation_that_the_administrator_forbids_is_reported_once_and_has_no_effe
     let mut reported = Vec::new();
     for ports in ["4567", "1-65535", "1-65535", "80", "4567", "80"] {
         f.apply(Event::Apply(skips(ports)));
+        f.wait(10_000);
         let pod = f.plan.begin(f.now).remove(0);
         let skipped = pod.rules.as_ref().unwrap().skip_inbound_ports.to_string();
         assert_eq!(skipped, if ports == "4567" { "4567" } else { "4567-4568" }, "{ports}");
@@ -186,6 +187,28 @@ fn new_rules_are_attempted_at_once() {
     f.apply(Event::Apply(web(&json!({"metadata": {"annotations": {"config.linkerd.io/skip-outbound-ports": "25"}}}))));
     let due = f.plan.begin(f.now);
     assert!(due[0].rules.as_ref().unwrap().skip_outbound_ports.contains(25));
+}
+
+#[test]
+fn an_enrolled_pod_is_attempted_when_what_matters_changes() {
+    let mut f = Fixture::new(vec![Event::Apply(web(&json!({})))]);
+    f.attempt(&enrolled(7));
+    let status = |ip: &str, container: &str| {
+        let proxy = json!([{"name": "linkerd-proxy", "containerID": format!("containerd://{container}")}]);
+        let status = json!({"phase": "Running", "podIPs": [{"ip": ip}], "initContainerStatuses": proxy});
+        web(&json!({"status": status}))
+    };
+    for (row, pod, is_attempted) in [
+        ("it runs", web(&json!({"status": {"phase": "Running"}})), false),
+        ("its addresses and its proxy's container are reported", status("10.244.0.7", "aa"), true),
+        ("the same again", status("10.244.0.7", "aa"), false),
+        ("its proxy was started again", status("10.244.0.7", "bb"), true),
+        ("a new sandbox", status("10.244.0.8", "bb"), true),
+    ] {
+        f.apply(Event::Apply(pod));
+        assert_eq!(!f.due().is_empty(), is_attempted, "{row}");
+        f.attempt(&enrolled(7));
+    }
 }
 
 #[test]
@@ -285,12 +308,17 @@ fn a_pod_with_a_new_sandbox_is_enrolled_again() {
 fn an_enrolled_pod_that_ends_is_not_looked_for() {
     let mut f = Fixture::new(vec![Event::Apply(web(&json!({})))]);
     f.attempt(&enrolled(7));
-    f.apply(Event::Apply(web(&json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}))));
+    let ends = || web(&json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+    f.apply(Event::Apply(ends()));
+    f.wait(10_000);
     f.attempt(&not_yet());
     assert!(f.due().is_empty());
     f.plan.wake(None, f.now);
     assert!(f.due().is_empty());
     assert_eq!(f.only().enrolled.unwrap().cookie, 7);
+    // If it gets a new sandbox instead, an event follows.
+    f.apply(Event::Apply(ends()));
+    assert_eq!(f.due(), ["web-0"]);
     f.apply(Event::Delete(web(&json!({}))));
     assert!(f.plan.tracking().is_empty());
 }
