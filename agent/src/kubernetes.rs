@@ -111,7 +111,7 @@ pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outp
     let selector = selector(&config.defaults.control_plane_namespaces);
     let selection = watcher::Config::default().fields(&format!("spec.nodeName={}", config.node)).labels(&selector);
     let mut events = pin!(watcher(Api::<Pod>::all(client), selection).backoff(Pauses::default()));
-    let mut wake = Wake::new();
+    let mut wake = Wake::new(config.attach.pod_parents());
     let mut plan = Plan::new(config.defaults);
     let looks = Looks::default();
     let (shared, look_with, looks) = (&outputs, &locator, &looks);
@@ -150,9 +150,7 @@ pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outp
             plan.attempted(&pod, result, Instant::now());
         }
         // Watches are set before the attempt, so that anything that appears in between wakes the plan.
-        for parent in config.attach.pod_parents() {
-            wake.watch(&parent);
-        }
+        wake.watch_parents();
         for pod in plan.begin(Instant::now()) {
             if plan.is_pending(&pod.uid) {
                 match locator.pod_cgroup(&pod.uid) {
@@ -184,14 +182,8 @@ pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outp
             }
             let _ = outputs.reports.send(report);
         }
-        if plan.listed() {
-            let now = Some(plan.tracking());
-            outputs.trackings.send_if_modified(|known| {
-                *known != now && {
-                    *known = now;
-                    true
-                }
-            });
+        if let Some(tracking) = plan.take_tracking() {
+            outputs.trackings.send_replace(Some(tracking));
         }
         if plan.caught_up() {
             outputs.caught_up.open();

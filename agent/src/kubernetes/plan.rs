@@ -40,6 +40,8 @@ pub(super) struct Plan {
     listing: Option<BTreeSet<String>>,
     listed: bool,
     reports: Vec<Report>,
+    /// Whether the tracking has changed since it was taken.
+    is_changed: bool,
 }
 
 #[derive(Debug)]
@@ -127,7 +129,7 @@ impl Tracked {
 
 impl Plan {
     pub(super) fn new(defaults: RedirectionDefaults) -> Self {
-        Self { defaults, pods: BTreeMap::new(), listing: None, listed: false, reports: Vec::new() }
+        Self { defaults, pods: BTreeMap::new(), listing: None, listed: false, reports: Vec::new(), is_changed: false }
     }
 
     /// Applies an event of the watch.
@@ -144,20 +146,23 @@ impl Plan {
                 if let Some(listing) = self.listing.take() {
                     self.pods.retain(|uid, _| listing.contains(uid));
                 }
-                self.listed = true;
+                (self.listed, self.is_changed) = (true, true);
             }
             watcher::Event::Apply(pod) => self.put(&pod, now),
-            watcher::Event::Delete(pod) => {
-                self.pods.remove(pod.metadata.uid.as_deref().unwrap_or_default());
-            }
+            watcher::Event::Delete(pod) => self.remove(&pod),
         }
+    }
+
+    fn remove(&mut self, pod: &Pod) {
+        self.is_changed |= self.pods.remove(pod.metadata.uid.as_deref().unwrap_or_default()).is_some();
     }
 
     fn put(&mut self, pod: &Pod, now: Instant) {
         let Some(next) = MeshedPod::read(pod, &self.defaults) else {
-            self.pods.remove(pod.metadata.uid.as_deref().unwrap_or_default());
+            self.remove(pod);
             return;
         };
+        self.is_changed |= !self.pods.contains_key(&next.uid);
         let tracked = self.pods.entry(next.uid.clone()).or_insert_with(|| Tracked {
             pod: next.clone(),
             enrolled: None,
@@ -181,6 +186,7 @@ impl Plan {
             if tracked.problem.as_ref() != Some(&problem) {
                 let event = EnrolmentEvent::Problem(problem.clone());
                 self.reports.push(Report { name: next.name.clone(), uid: next.uid.clone(), event });
+                self.is_changed = true;
             }
             // Rules that were in force remain in force.
             (tracked.problem, tracked.due, tracked.attempted) = (Some(problem), None, true);
@@ -191,7 +197,7 @@ impl Plan {
                 (tracked.due, tracked.delay) = (Some(now), FIRST_DELAY);
             }
             if matches!(tracked.problem, Some(Problem::Annotation(_))) {
-                tracked.problem = None;
+                (tracked.problem, self.is_changed) = (None, true);
             }
         }
         tracked.pod = next;
@@ -235,6 +241,7 @@ impl Plan {
             Ok(enrolment) => {
                 // Keep the time of the first enrolment of this namespace.
                 let known = tracked.enrolled.filter(|known| known.cookie == enrolment.cookie);
+                self.is_changed |= known.is_none() || tracked.problem.is_some();
                 tracked.enrolled = Some(known.unwrap_or(enrolment));
                 let bypassed = pod.rules.as_ref().is_ok_and(|rules| rules.bypass);
                 if tracked.bypassed != bypassed {
@@ -260,6 +267,7 @@ impl Plan {
                     });
                 }
                 if tracked.pod.rules.is_ok() {
+                    self.is_changed |= tracked.problem.as_ref() != Some(&problem);
                     let last = if matches!(problem, Problem::Failed(_)) { REVIEW } else { LAST_DELAY };
                     tracked.problem = Some(problem);
                     tracked.due = again.or(Some(now + tracked.delay.min(last)));
@@ -273,17 +281,12 @@ impl Plan {
     pub(super) fn gone(&mut self, cookies: &[u64], now: Instant) {
         for tracked in self.pods.values_mut() {
             if tracked.enrolled.is_some_and(|enrolment| cookies.contains(&enrolment.cookie)) {
-                tracked.enrolled = None;
+                (tracked.enrolled, self.is_changed) = (None, true);
                 if tracked.pod.rules.is_ok() {
                     (tracked.due, tracked.delay) = (Some(now), FIRST_DELAY);
                 }
             }
         }
-    }
-
-    /// Whether the API server has listed all pods once.
-    pub(super) fn listed(&self) -> bool {
-        self.listed
     }
 
     /// Whether every pod of the first list was attempted, so that pods that ran already are enrolled.
@@ -301,8 +304,12 @@ impl Plan {
         self.pods.get(uid).is_some_and(Tracked::is_pending)
     }
 
-    /// All pods, for status and metrics.
-    pub(super) fn tracking(&self) -> Vec<Tracking> {
+    /// All pods, for status and metrics, if they have changed since the last call. `None` before the first list.
+    pub(super) fn take_tracking(&mut self) -> Option<Vec<Tracking>> {
+        (self.listed && std::mem::take(&mut self.is_changed)).then(|| self.tracking())
+    }
+
+    fn tracking(&self) -> Vec<Tracking> {
         let tracking = |tracked: &Tracked| Tracking {
             name: tracked.pod.name.clone(),
             uid: tracked.pod.uid.clone(),

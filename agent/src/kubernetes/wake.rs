@@ -1,7 +1,13 @@
 //! Notifies of new entries in pods' cgroups, so that a pending pod need not be polled. Refuses to know what they are:
 //! the caller looks.
 
-use std::{collections::HashMap, io, mem::MaybeUninit, os::fd::OwnedFd, path::Path};
+use std::{
+    collections::HashMap,
+    io,
+    mem::MaybeUninit,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+};
 
 use rustix::{
     fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags},
@@ -16,30 +22,44 @@ use crate::{cgroup, datapath::bpf};
 pub(super) struct Wake {
     /// None if there was no instance for this process.
     inotify: Option<AsyncFd<OwnedFd>>,
-    /// Uids of watched pods; other directories have none.
+    /// Uids of watched pods.
     pods: HashMap<i32, String>,
+    /// The watched directories in which pods' cgroups appear.
+    parents: HashMap<i32, PathBuf>,
+    /// Those that do not exist, or cannot be watched.
+    unwatched: Vec<PathBuf>,
 }
 
 impl Wake {
-    /// Without inotify, of which a user has 128 instances by default, pods are only found later.
-    pub(super) fn new() -> Self {
+    /// Takes the directories in which pods' cgroups appear; watches none yet. Without inotify, of which a user has 128
+    /// instances by default, pods are only found later.
+    pub(super) fn new(parents: Vec<PathBuf>) -> Self {
         let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC);
-        Self::with(inotify.map_err(io::Error::from).and_then(bpf::readable))
+        Self::with(inotify.map_err(io::Error::from).and_then(bpf::readable), parents)
     }
 
-    fn with(inotify: io::Result<AsyncFd<OwnedFd>>) -> Self {
+    fn with(inotify: io::Result<AsyncFd<OwnedFd>>, parents: Vec<PathBuf>) -> Self {
         if let Err(error) = &inotify {
             tracing::warn!(
                 %error,
                 "cannot use inotify (see fs.inotify.max_user_instances): new pods are enrolled up to a second later"
             );
         }
-        Self { inotify: inotify.ok(), pods: HashMap::new() }
+        Self { inotify: inotify.ok(), pods: HashMap::new(), parents: HashMap::new(), unwatched: parents }
     }
 
-    /// Watches a directory in which pods' cgroups appear. If it does not exist yet, or cannot be watched, pods are
-    /// only found later.
-    pub(super) fn watch(&self, directory: &Path) -> Option<i32> {
+    /// Watches the directories in which pods' cgroups appear, as far as they are not watched. If one does not exist
+    /// yet, or cannot be watched, its pods are only found later.
+    pub(super) fn watch_parents(&mut self) {
+        for directory in std::mem::take(&mut self.unwatched) {
+            match self.watch(&directory) {
+                Some(number) => drop(self.parents.insert(number, directory)),
+                None => self.unwatched.push(directory),
+            }
+        }
+    }
+
+    fn watch(&self, directory: &Path) -> Option<i32> {
         let flags = WatchFlags::CREATE | WatchFlags::ONLYDIR;
         inotify::add_watch(self.inotify.as_ref()?.get_ref(), directory, flags).ok()
     }
@@ -67,6 +87,7 @@ impl Wake {
                 };
                 if event.events().contains(ReadFlags::IGNORED) {
                     self.pods.remove(&event.wd());
+                    self.unwatched.extend(self.parents.remove(&event.wd()));
                 } else {
                     // If the queue was full, there is no name.
                     let named = || event.file_name()?.to_str().ok().and_then(cgroup::pod_uid);
@@ -97,9 +118,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let pod = directory.path().join("poduid-1");
         let uid = || Some("uid-1".to_owned());
-        let mut wake = Wake::new();
-        assert_eq!(wake.watch(&pod), None);
-        wake.watch(directory.path()).unwrap();
+        let mut wake = Wake::new(vec![directory.path().to_path_buf()]);
+        wake.watch_parents();
         fs::create_dir(&pod).unwrap();
         assert_eq!(wake.woken().await.unwrap(), [uid()]);
         wake.watch_pod(&pod, "uid-1");
@@ -110,16 +130,34 @@ mod tests {
         fs::create_dir(&pod).unwrap();
         assert_eq!(wake.woken().await.unwrap(), [uid()]);
         assert!(wake.pods.is_empty());
-        // In which other pods' may be by now.
-        fs::create_dir(directory.path().join("burstable")).unwrap();
-        assert_eq!(wake.woken().await.unwrap(), [None]);
+    }
+
+    #[tokio::test]
+    async fn a_directory_of_pods_that_appears_wakes_all_and_is_watched() {
+        let directory = tempfile::tempdir().unwrap();
+        let burstable = directory.path().join("burstable");
+        let mut wake = Wake::new(vec![directory.path().to_path_buf(), burstable.clone()]);
+        for uid in ["uid-1", "uid-2"] {
+            wake.watch_parents();
+            assert_eq!(wake.unwatched, std::slice::from_ref(&burstable));
+            fs::create_dir(&burstable).unwrap();
+            assert_eq!(wake.woken().await.unwrap(), [None]);
+            wake.watch_parents();
+            assert!(wake.unwatched.is_empty());
+            fs::create_dir(burstable.join(format!("pod{uid}"))).unwrap();
+            assert_eq!(wake.woken().await.unwrap(), [Some(uid.to_owned())]);
+            // Its watch ends with it, which is read with what follows.
+            fs::remove_dir_all(&burstable).unwrap();
+            fs::create_dir(directory.path().join(format!("other-{uid}"))).unwrap();
+            assert_eq!(wake.woken().await.unwrap(), [None]);
+        }
     }
 
     #[tokio::test]
     async fn without_an_instance_nothing_wakes_and_nothing_fails() {
         let directory = tempfile::tempdir().unwrap();
-        let mut wake = Wake::with(Err(Errno::MFILE.into()));
-        assert_eq!(wake.watch(directory.path()), None);
+        let mut wake = Wake::with(Err(Errno::MFILE.into()), vec![directory.path().to_path_buf()]);
+        wake.watch_parents();
         wake.watch_pod(directory.path(), "uid-1");
         fs::create_dir(directory.path().join("container")).unwrap();
         assert!(wake.woken().now_or_never().is_none());

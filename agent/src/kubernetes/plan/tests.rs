@@ -349,6 +349,45 @@ fn caught_up_when_each_pod_of_the_first_list_was_attempted() {
 }
 
 #[test]
+fn tracking_is_taken_when_it_has_changed() {
+    let mut f = Fixture::new(vec![Event::Init, Event::InitApply(web(&json!({})))]);
+    assert_eq!(f.plan.take_tracking(), None, "the list is not complete");
+    f.apply(Event::InitDone);
+    assert_eq!(f.plan.take_tracking().unwrap().len(), 1);
+    let failed = || Err(Problem::Failed("map full".into()));
+    for (row, result, is_changed) in [
+        ("a problem", not_yet(), true),
+        ("the same problem", not_yet(), false),
+        ("enrolled", enrolled(7), true),
+        ("reviewed", enrolled(7), false),
+        ("not found at a review", not_yet(), false),
+        ("a new sandbox", enrolled(8), true),
+        ("a failure", failed(), true),
+        ("the same failure", failed(), false),
+        ("no failure any more", enrolled(8), true),
+    ] {
+        f.wait(10_000);
+        f.attempt(&result);
+        assert_eq!(f.plan.take_tracking().is_some(), is_changed, "{row}");
+    }
+    f.plan.gone(&[8], f.now);
+    assert_eq!(f.plan.take_tracking().unwrap(), [f.only()]);
+    for (row, event, is_changed) in [
+        ("an event", Event::Apply(web(&json!({}))), false),
+        ("an unreadable annotation", Event::Apply(web(&unreadable())), true),
+        ("the same annotation", Event::Apply(web(&unreadable())), false),
+        ("a readable one", Event::Apply(web(&json!({}))), true),
+        ("another pod", Event::Apply(pod("web-1", &json!({}))), true),
+        ("its end", Event::Apply(pod("web-1", &json!({"status": {"phase": "Succeeded"}}))), true),
+        ("its deletion", Event::Delete(pod("web-1", &json!({}))), false),
+        ("a deletion", Event::Delete(web(&json!({}))), true),
+    ] {
+        f.apply(event);
+        assert_eq!(f.plan.take_tracking().is_some(), is_changed, "{row}");
+    }
+}
+
+#[test]
 fn without_pods_an_empty_list_is_enough() {
     let mut f = Fixture::new(vec![]);
     assert!(!f.plan.caught_up());
