@@ -31,10 +31,10 @@ use crate::{
         DatapathError,
         explain::Answer,
         handle::Handle,
-        looks::Looks,
         netns::{Netns, NetnsError},
         rules::{InvalidRule, PodName, Rules},
         sample::{Enrolled, Sample},
+        scans::ScanSlots,
     },
     features::Feature,
     host,
@@ -51,7 +51,7 @@ pub(crate) struct Pods {
     datapath: Handle,
     enrolments: Semaphore,
     /// Of network namespaces, by their paths.
-    looks: Looks<PathBuf>,
+    scans: ScanSlots<PathBuf>,
 }
 
 /// Streams events.
@@ -82,7 +82,7 @@ pub(crate) struct KubernetesNode {
 
 impl Pods {
     pub(crate) fn new(datapath: Handle) -> Self {
-        Self { datapath, enrolments: Semaphore::new(ENROLMENTS), looks: Looks::default() }
+        Self { datapath, enrolments: Semaphore::new(ENROLMENTS), scans: ScanSlots::default() }
     }
 }
 
@@ -96,8 +96,8 @@ impl pods_server::Pods for Pods {
         let turn = self.enrolments.acquire().await.map_err(|_| Status::unavailable("the agent ends"))?;
         let (cookies, netns_path) = (self.datapath.facts().cookies.clone(), path.clone());
         let proxy_uid = rules.proxy_uid;
-        let looked = self.looks.run(&path, move |_| Netns::open(&netns_path, &cookies, proxy_uid)).await;
-        let netns = looked.map_err(|error| Status::internal(error.to_string()))?.map_err(no_netns)?;
+        let scanned = self.scans.run(&path, move |_| Netns::open(&netns_path, &cookies, proxy_uid)).await;
+        let netns = scanned.map_err(|error| Status::internal(error.to_string()))?.map_err(no_netns)?;
         rules.add_addresses(&netns.addresses);
         let done = self.datapath.enrol(netns, rules).await.map_err(refused)?;
         drop(turn);

@@ -51,8 +51,8 @@ use crate::{
     cgroup::AttachPoint,
     datapath::{
         handle::Handle,
-        looks::{Looks, Meter},
         rules::{PodName, Rules},
+        scans::{CpuMeter, ScanSlots},
     },
 };
 
@@ -113,10 +113,10 @@ pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outp
     let mut events = pin!(watcher(Api::<Pod>::all(client), selection).backoff(Pauses::default()));
     let mut wake = Wake::new(config.attach.pod_parents());
     let mut plan = Plan::new(config.defaults);
-    let looks = Looks::default();
-    let (shared, look_with, looks) = (&outputs, &locator, &looks);
+    let scans = ScanSlots::default();
+    let (shared, look_with, scans) = (&outputs, &locator, &scans);
     let start = |pod: MeshedPod| async move {
-        let result = attempt(shared, look_with, looks, &pod).await;
+        let result = attempt(shared, look_with, scans, &pod).await;
         (pod, result)
     };
     let mut attempts = FuturesUnordered::new();
@@ -196,12 +196,12 @@ pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outp
 async fn attempt(
     outputs: &Outputs,
     locator: &Locator,
-    looks: &Looks<String>,
+    scans: &ScanSlots<String>,
     pod: &MeshedPod,
 ) -> Result<Enrolment, Problem> {
     let (look_for, locator) = (pod.clone(), locator.clone());
-    let looked = looks.run(&pod.uid, move |meter| locate(&locator, &look_for, meter)).await;
-    let (sandbox, rules, found) = looked.map_err(|error| Problem::Failed(error.to_string()))??;
+    let scanned = scans.run(&pod.uid, move |meter| locate(&locator, &look_for, meter)).await;
+    let (sandbox, rules, found) = scanned.map_err(|error| Problem::Failed(error.to_string()))??;
     let Sandbox { netns, proxy, age } = sandbox;
     let done = outputs.datapath.enrol(netns, rules).await.map_err(|error| Problem::Failed(chain(&error)))?;
     if !done.changed {
@@ -234,7 +234,7 @@ async fn attempt(
 }
 
 /// Finds a pod on the node, and completes its rules with what was found there.
-fn locate(locator: &Locator, pod: &MeshedPod, meter: &mut Meter) -> Result<(Sandbox, Rules, Instant), Problem> {
+fn locate(locator: &Locator, pod: &MeshedPod, meter: &mut CpuMeter) -> Result<(Sandbox, Rules, Instant), Problem> {
     let redirection = pod.rules.as_ref().map_err(|error| Problem::Annotation(error.clone()))?;
     let sandbox = locator.find(pod, redirection, meter).map_err(|error| match error {
         LocateError::Read { .. } | LocateError::Netns(_) | LocateError::NoPodCgroups => Problem::Failed(chain(&error)),

@@ -148,7 +148,7 @@ mod tests {
     use nix::ifaddrs::getifaddrs;
 
     use super::*;
-    use crate::datapath::looks::processor_time;
+    use crate::datapath::scans::processor_time;
 
     fn link(index: u32, is_up: bool) -> Link {
         Link { index, is_up, is_loopback: false }

@@ -27,12 +27,12 @@ use super::{
     events::RingEvents,
     explain::{Answer, Question},
     keep::Found,
-    looks::Looks,
     names::{Names, Snapshot},
     netns::Netns,
     rules::{PodName, Rules},
     sample::{Losses, Sample},
-    takeover::{self, Search, TakenListener, Turns},
+    scans::ScanSlots,
+    takeover::{self, ActiveSearches, Search, TakenListener},
 };
 
 /// Calls that may wait for the owner. Further callers wait for a free slot.
@@ -163,9 +163,9 @@ pub(crate) struct Handle {
     calls: mpsc::Sender<Option<Call>>,
     names: Names,
     facts: Arc<Facts>,
-    turns: Turns,
+    searches: ActiveSearches,
     /// Of searches for listeners, by the namespace's cookie.
-    looks: Arc<Looks<u64>>,
+    scans: Arc<ScanSlots<u64>>,
 }
 
 /// A call, which answers its caller.
@@ -186,7 +186,7 @@ impl Handle {
                 drop(catch_unwind(AssertUnwindSafe(|| call(&mut kernel))));
             }
         })?;
-        Ok(Self { calls, names, facts, turns: Turns::default(), looks: Arc::default() })
+        Ok(Self { calls, names, facts, searches: ActiveSearches::default(), scans: Arc::default() })
     }
 
     /// Queues a call for the owner, and waits for its result.
@@ -272,8 +272,8 @@ impl Handle {
         mut search: Search,
         in_force: bool,
     ) -> Result<Vec<TakenListener>, DatapathError> {
-        let (cookie, turn) = (netns.cookie, self.turns.take(netns.cookie)?);
-        let Some(wanted) = takeover::look(&self.looks, Arc::clone(netns), search.clone()).await? else {
+        let (cookie, guard) = (netns.cookie, self.searches.begin(netns.cookie)?);
+        let Some(wanted) = takeover::look(&self.scans, Arc::clone(netns), search.clone()).await? else {
             return Ok(Vec::new());
         };
         if in_force {
@@ -281,7 +281,7 @@ impl Handle {
             let Some(again) = again else { return Ok(Vec::new()) };
             search = again;
         }
-        Ok(takeover::take(wanted, &search, turn).await?)
+        Ok(takeover::take(wanted, &search, guard).await?)
     }
 
     /// The current names of the pods.

@@ -12,7 +12,7 @@ use netlink_packet_core::{
 };
 use netlink_sys::{Socket, SocketAddr};
 
-use super::looks::processor_time;
+use super::scans::processor_time;
 
 /// The alignment of messages in a datagram (netlink(7)).
 const ALIGNMENT: usize = 4;

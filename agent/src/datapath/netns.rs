@@ -1,5 +1,5 @@
 //! Enters a network namespace to query its cookie, addresses and listeners. Refuses to let any other part of the agent
-//! inside: only threads that look at pods ([`looks`](super::looks)) enter.
+//! inside: only threads that scan pods ([`scans`](super::scans)) enter.
 //!
 //! A pod determines how much there is to say about its namespace. So every visit has a limit of processor time, counts
 //! as its pod's, and runs beside those of other pods. The search for namespaces that are gone, which enters all of the
@@ -25,7 +25,7 @@ use weft_runtime::error::chain;
 use crate::datapath::{
     addresses,
     cookies::{self, Cookies},
-    looks::processor_time,
+    scans::processor_time,
     sock_diag::{self, Listening},
 };
 
@@ -185,8 +185,8 @@ mod tests {
     use nix::sched::unshare;
 
     use super::*;
-    use crate::datapath::looks::{
-        Meter,
+    use crate::datapath::scans::{
+        CpuMeter,
         tests::{is_long, work_for_long},
     };
 
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn the_time_of_a_visit_counts_as_its_pods() {
         let own = File::open("/proc/self/ns/net").unwrap();
-        let meter = Meter::start();
+        let meter = CpuMeter::start();
         inside(&own, |_| ()).unwrap();
         assert!(!is_long(&meter), "{meter:?}");
         inside(&own, |_| work_for_long()).unwrap();

@@ -20,8 +20,8 @@ use netlink_packet_sock_diag::{
 use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 
 use super::{
-    looks::processor_time,
     netlink::{Connection, Request},
+    scans::processor_time,
 };
 
 /// `TCP_LISTEN` in /proc/net/tcp.

@@ -43,8 +43,8 @@ use tokio::{
 use crate::{
     cgroup,
     datapath::{
-        looks::{Looks, Meter},
         netns::Netns,
+        scans::{CpuMeter, ScanSlots},
         sock_diag::Listening,
     },
 };
@@ -124,7 +124,7 @@ pub(crate) enum TakeoverError {
     #[error("an earlier search of the pod's processes has not ended")]
     Busy,
     #[error("cannot search the pod's processes")]
-    Look(#[source] io::Error),
+    Scan(#[source] io::Error),
 }
 
 /// The result of the first step: the listeners, and the processes that may have them.
@@ -136,54 +136,58 @@ pub(crate) struct Wanted {
 
 /// Network namespaces whose processes are being searched: at most one search each.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Turns(Arc<Mutex<BTreeSet<u64>>>);
+pub(crate) struct ActiveSearches(Arc<Mutex<BTreeSet<u64>>>);
 
 /// The right to search the processes of one network namespace, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Turn {
-    turns: Turns,
+pub(crate) struct SearchGuard {
+    searches: ActiveSearches,
     cookie: u64,
 }
 
-impl Turns {
-    /// Takes the turn of a network namespace.
+impl ActiveSearches {
+    /// Begins the search of a network namespace, which ends when the guard is dropped.
     ///
     /// # Errors
     /// `Busy` while an earlier search is running.
-    pub(crate) fn take(&self, cookie: u64) -> Result<Turn, TakeoverError> {
+    pub(crate) fn begin(&self, cookie: u64) -> Result<SearchGuard, TakeoverError> {
         let is_free = self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(cookie);
-        if is_free { Ok(Turn { turns: self.clone(), cookie }) } else { Err(TakeoverError::Busy) }
+        if is_free { Ok(SearchGuard { searches: self.clone(), cookie }) } else { Err(TakeoverError::Busy) }
     }
 }
 
-impl Drop for Turn {
+impl Drop for SearchGuard {
     fn drop(&mut self) {
-        self.turns.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.cookie);
+        self.searches.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.cookie);
     }
 }
 
-/// Looks for a proxy's listeners, when it is its namespace's turn. Finding none is not an error: most pods are enrolled
+/// Looks for a proxy's listeners, when its namespace has a slot. Finding none is not an error: most pods are enrolled
 /// before their proxy starts.
 ///
 /// # Errors
 /// See [`TakeoverError`].
 pub(crate) async fn look(
-    looks: &Looks<u64>,
+    scans: &ScanSlots<u64>,
     netns: Arc<Netns>,
     search: Search,
 ) -> Result<Option<Wanted>, TakeoverError> {
     let cookie = netns.cookie;
-    let looked = looks.run(&cookie, move |meter| look_now(&netns, &search, meter)).await;
-    looked.map_err(TakeoverError::Look)?
+    let scanned = scans.run(&cookie, move |meter| look_now(&netns, &search, meter)).await;
+    scanned.map_err(TakeoverError::Scan)?
 }
 
 /// Takes the listeners from the processes.
 ///
 /// # Errors
 /// See [`TakeoverError`]. A process that exits during the search is not an error.
-pub(crate) async fn take(wanted: Wanted, search: &Search, turn: Turn) -> Result<Vec<TakenListener>, TakeoverError> {
+pub(crate) async fn take(
+    wanted: Wanted,
+    search: &Search,
+    guard: SearchGuard,
+) -> Result<Vec<TakenListener>, TakeoverError> {
     let (taken, complaint) =
-        if wanted.pids.is_empty() { Default::default() } else { take_in_child(&wanted, turn).await? };
+        if wanted.pids.is_empty() { Default::default() } else { take_in_child(&wanted, guard).await? };
     for port in search.ports.iter().chain(&search.own_ports).copied() {
         let has = |found: u16| found == port;
         if !wanted.listeners.iter().any(|listener| has(listener.port)) || taken.iter().any(|one| has(one.port)) {
@@ -202,23 +206,23 @@ pub(crate) async fn take(wanted: Wanted, search: &Search, turn: Turn) -> Result<
 }
 
 /// Starts the child process and receives its sockets and its error message.
-async fn take_in_child(wanted: &Wanted, turn: Turn) -> Result<(Vec<TakenListener>, String), TakeoverError> {
+async fn take_in_child(wanted: &Wanted, guard: SearchGuard) -> Result<(Vec<TakenListener>, String), TakeoverError> {
     let (ours, theirs) = StdStream::pair().map_err(TakeoverError::Start)?;
     let mut child = start(wanted, theirs).map_err(TakeoverError::Start)?;
     let taken = tokio::time::timeout(DEADLINE, receive(ours, &mut child, &wanted.listeners)).await;
     let _ = child.start_kill();
-    // A caller that repeats its request after the answer finds the turn free.
+    // For a caller that repeats its request after the answer, the search has ended.
     if tokio::time::timeout(END, child.wait()).await.is_err() {
-        // A child that hangs cannot be killed; it keeps its pod's turn.
+        // A child that hangs cannot be killed; until it ends, its pod is not searched again.
         tokio::spawn(async move {
             let _ = child.wait().await;
-            drop(turn);
+            drop(guard);
         });
     }
     taken.map_err(|_| TakeoverError::Hangs)?.map_err(TakeoverError::Start)
 }
 
-fn look_now(netns: &Netns, search: &Search, meter: &mut Meter) -> Result<Option<Wanted>, TakeoverError> {
+fn look_now(netns: &Netns, search: &Search, meter: &mut CpuMeter) -> Result<Option<Wanted>, TakeoverError> {
     let listeners = netns.listening(|one| search.wants(one)).map_err(TakeoverError::Ask)?;
     // Usually there are none yet, and the node may have thousands of processes.
     if listeners.is_empty() {
@@ -396,12 +400,12 @@ mod tests {
 
     #[test]
     fn a_namespace_is_searched_once_at_a_time() {
-        let turns = Turns::default();
-        let first = turns.take(7).unwrap();
-        assert!(matches!(turns.take(7), Err(TakeoverError::Busy)));
-        turns.take(8).unwrap();
+        let searches = ActiveSearches::default();
+        let first = searches.begin(7).unwrap();
+        assert!(matches!(searches.begin(7), Err(TakeoverError::Busy)));
+        searches.begin(8).unwrap();
         drop(first);
-        turns.take(7).unwrap();
+        searches.begin(7).unwrap();
     }
 
     #[test]

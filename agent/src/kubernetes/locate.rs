@@ -29,9 +29,9 @@ use crate::{
     datapath::{
         addresses::is_link_local,
         cookies::Cookies,
-        looks::Meter,
         netns::{Netns, NetnsError},
         rules::Proxy,
+        scans::CpuMeter,
     },
 };
 
@@ -103,7 +103,12 @@ impl Locator {
     }
 
     /// Locates a pod, and its proxy according to its rules.
-    pub(super) fn find(&self, pod: &MeshedPod, rules: &Redirection, meter: &mut Meter) -> Result<Sandbox, LocateError> {
+    pub(super) fn find(
+        &self,
+        pod: &MeshedPod,
+        rules: &Redirection,
+        meter: &mut CpuMeter,
+    ) -> Result<Sandbox, LocateError> {
         let uid = pod.uid.as_str();
         let mut processes = Vec::new();
         for pid in self.pids(uid, meter)? {
@@ -144,7 +149,7 @@ impl Locator {
     }
 
     /// The pod's processes, with the node's pids.
-    fn pids(&self, uid: &str, meter: &mut Meter) -> Result<Vec<u32>, LocateError> {
+    fn pids(&self, uid: &str, meter: &mut CpuMeter) -> Result<Vec<u32>, LocateError> {
         if self.attach.is_root {
             // Takes time for each process of the node.
             return meter.leave_out(|| self.pids_by_membership(uid));
@@ -315,7 +320,7 @@ mod tests {
     use weft_k8s_api::inject::RedirectionDefaults;
 
     use super::*;
-    use crate::datapath::looks::tests::is_long;
+    use crate::datapath::scans::tests::is_long;
 
     #[test]
     fn reads_the_start_behind_a_strange_name() {
@@ -345,7 +350,7 @@ mod tests {
         let attach = AttachPoint::given(directory.path().to_path_buf());
         let locator = Locator::new(attach, Cookies::Kernel).unwrap();
         let (pod, rules) = pod("u", None);
-        assert!(matches!(locator.find(&pod, &rules, &mut Meter::start()), Err(LocateError::NoProcess)));
+        assert!(matches!(locator.find(&pod, &rules, &mut CpuMeter::start()), Err(LocateError::NoProcess)));
     }
 
     #[test]
@@ -375,7 +380,7 @@ mod tests {
         fs::write(container.join("cgroup.procs"), format!("0\n{}\n", std::process::id())).unwrap();
         let locator = Locator::new(AttachPoint::given(directory.path().to_path_buf()), Cookies::Kernel).unwrap();
         let (pod, rules) = pod("11-22", None);
-        assert!(matches!(locator.find(&pod, &rules, &mut Meter::start()), Err(LocateError::HostNetns)));
+        assert!(matches!(locator.find(&pod, &rules, &mut CpuMeter::start()), Err(LocateError::HostNetns)));
     }
 
     #[test]
@@ -391,7 +396,7 @@ mod tests {
         let attach = AttachPoint { is_root: true, ..AttachPoint::given("/sys/fs/cgroup".into()) };
         let locator = Locator::new(attach, Cookies::Kernel).unwrap();
         let locator = Locator { proc: directory.path().to_path_buf(), ..locator };
-        let mut meter = Meter::start();
+        let mut meter = CpuMeter::start();
         let mut found = locator.pids("11-22", &mut meter).unwrap();
         found.sort_unstable();
         assert_eq!(found, [11_999, 12_000]);
