@@ -9,7 +9,7 @@ pub(crate) mod kernel;
 pub mod packages;
 pub mod toolchain;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 use crate::command::step;
 use toolchain::Toolchain;
@@ -52,10 +52,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     ensure(Scope::Build)?;
     install_packages(Scope::Kube)?;
     cargo_tools::ensure(&cargo_tools::CARGO_DENY)?;
-    let problems = kernel::problems();
-    if !problems.is_empty() {
-        bail!("everything is installed, but nothing can run here: {}", problems.join("; "));
-    }
+    can_run().context("everything is installed, but nothing can run here")?;
     step("everything is there");
     Ok(())
 }
@@ -66,14 +63,22 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// When something is missing and cannot be installed; the message says what and what to do.
 pub fn ensure(scope: Scope) -> Result<Toolchain> {
     if scope != Scope::Build {
-        // Checked before minutes of building, not after.
-        let problems = kernel::problems();
-        if !problems.is_empty() {
-            bail!("{}", problems.join("; "));
-        }
+        can_run()?;
     }
     install_packages(scope)?;
     toolchain::ensure()
+}
+
+/// Whether pods and programs can run here: checked before minutes of building, not after.
+///
+/// # Errors
+/// With all that the kernel or this user lacks.
+pub(crate) fn can_run() -> Result<()> {
+    let problems = kernel::problems();
+    if !problems.is_empty() {
+        bail!("{}", problems.join("; "));
+    }
+    Ok(())
 }
 
 /// Ensures only programs and libraries of the distribution.

@@ -5,9 +5,9 @@
 //! (`netns`); all others run anywhere (`unit`). A test never skips itself for want of privileges; without root, ask for
 //! `unit`.
 //!
-//! Levels that wait more than they compute run two at a time: the tests with an API server beside those with a cluster,
-//! and the agent's tests as on an old kernel beside the others against the kernel. What the former print is printed at
-//! their end.
+//! Levels that wait more than they compute run beside others: the tests with a cluster beside those against the kernel
+//! and, after these, with an API server; and the agent's tests as on an old kernel beside the others against the
+//! kernel. What runs beside others is printed at its end.
 
 use std::{
     fs,
@@ -103,16 +103,16 @@ enum Ground {
 /// Builds and runs the tests of a level.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::load()?;
-    let scope = if args.level == Level::Unit { Scope::Build } else { Scope::Run };
-    let toolchain = setup::ensure(scope)?;
-    ebpf::build(&workspace, &toolchain)?;
     let mut levels = Levels::default();
     if args.level == Level::Unit {
+        ebpf::build(&workspace, &setup::ensure(Scope::Build)?)?;
         levels.unit(&workspace, args);
         return levels.result();
     }
+    setup::can_run()?;
     thread::scope(|scope| {
-        // Building Kubernetes takes minutes, once. Compilers of Rust and tests leave a core idle now and then.
+        // Building Kubernetes takes minutes, once. Installers, compilers of Rust and tests leave a core idle now and
+        // then.
         let needs_cluster = matches!(args.level, Level::Cluster | Level::All);
         let tools = if needs_cluster {
             let lab = Lab::build(&workspace)?;
@@ -120,25 +120,32 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         } else {
             None
         };
+        ebpf::build(&workspace, &setup::ensure(Scope::Run)?)?;
         let snapshot = Snapshot::take(&workspace, &build::tests(&workspace)?)?;
         let environment = [("WEFT_BIN_DIR", snapshot.directory().display().to_string())];
         if args.level == Level::All {
             levels.unit(&workspace, args);
         }
-        if matches!(args.level, Level::Netns | Level::All) {
-            let foreign = Lab::build(&workspace).and_then(|lab| add_foreign(&lab, snapshot.directory()));
-            levels.note("programs of other projects", foreign);
-            levels.netns(&workspace, args, &environment);
-        }
-        if let Some(tools) = tools {
-            levels.note("tools of the cluster", join(tools));
-            let lab = Lab::at(snapshot.directory());
-            thread::scope(|scope| {
-                let on_api_server = scope.spawn(|| on_api_server(&workspace, &lab, args, &environment));
-                levels.note("cluster", on_cluster(&workspace, &lab, args, &environment));
-                levels.note("cluster (API server)", join(on_api_server));
+        let lab = Lab::at(snapshot.directory());
+        let (of_cluster, of_api_server) = match args.level {
+            Level::Cluster => (Output::AtOnce, Output::AtItsEnd),
+            _ => (Output::AtItsEnd, Output::AtOnce),
+        };
+        thread::scope(|beside| {
+            let (workspace, lab, environment) = (&workspace, &lab, &environment[..]);
+            let cluster = tools.map(|tools| {
+                beside
+                    .spawn(move || join(tools).and_then(|()| on_cluster(workspace, lab, args, environment, of_cluster)))
             });
-        }
+            if matches!(args.level, Level::Netns | Level::All) {
+                levels.note("programs of other projects", add_foreign(lab, snapshot.directory()));
+                levels.netns(workspace, args, environment);
+            }
+            if let Some(cluster) = cluster {
+                levels.note("API server", on_api_server(workspace, lab, args, environment, of_api_server));
+                levels.note("cluster", join(cluster));
+            }
+        });
         levels.result()
     })
 }
@@ -231,20 +238,32 @@ fn add_foreign(lab: &Lab, programs: &Path) -> Result<()> {
 
 /// Tests that need objects and no pods get an API server of their own, whatever cluster there is: it is up in seconds,
 /// and they may break what they want in it.
-fn on_api_server(workspace: &Workspace, lab: &Lab, args: &Args, environment: &[(&str, String)]) -> Result<()> {
+fn on_api_server(
+    workspace: &Workspace,
+    lab: &Lab,
+    args: &Args,
+    environment: &[(&str, String)],
+    output: Output,
+) -> Result<()> {
     step("tests against a Kubernetes API server");
     let tests = tests_on(workspace, Ground::ApiServer);
     let (waiting, others): (Vec<_>, Vec<_>) = tests.chunks(2).partition(|option| option[1] == WAITING);
     in_cluster(lab, "test-api", &["--control-plane-only"], args, |of_cluster| {
         let environment = [environment, of_cluster].concat();
         let more = [&environment[..], &[(THREADS.0, THREADS.1.to_owned())]].concat();
-        let waiting = cargo_test(workspace, &waiting.concat(), args, &more, Output::AtItsEnd);
-        waiting.and(cargo_test(workspace, &others.concat(), args, &environment, Output::AtItsEnd))
+        let waiting = cargo_test(workspace, &waiting.concat(), args, &more, output);
+        waiting.and(cargo_test(workspace, &others.concat(), args, &environment, output))
     })
 }
 
 /// Tests that need pods run where KUBECONFIG says, and else in a cluster that is made for them.
-fn on_cluster(workspace: &Workspace, lab: &Lab, args: &Args, environment: &[(&str, String)]) -> Result<()> {
+fn on_cluster(
+    workspace: &Workspace,
+    lab: &Lab,
+    args: &Args,
+    environment: &[(&str, String)],
+    output: Output,
+) -> Result<()> {
     let selection = tests_on(workspace, Ground::Cluster);
     if let Some(kubeconfig) = std::env::var_os("KUBECONFIG") {
         step(&format!("tests in the cluster of {}", kubeconfig.display()));
@@ -254,13 +273,13 @@ fn on_cluster(workspace: &Workspace, lab: &Lab, args: &Args, environment: &[(&st
         let path = std::env::var_os("PATH").unwrap_or_default();
         let path = std::env::join_paths(std::env::split_paths(&path).chain(directories.lines().map(PathBuf::from)))?;
         let path = ("PATH", path.to_string_lossy().into_owned());
-        return cargo_test(workspace, &selection, args, &[environment, &[path]].concat(), Output::AtOnce);
+        return cargo_test(workspace, &selection, args, &[environment, &[path]].concat(), output);
     }
     step("tests in a Kubernetes cluster");
     // As many nodes as production has replicas; what passes between nodes is tested, too.
     in_cluster(lab, "test", &["--no-build", "--nodes", "3"], args, |of_cluster| {
         let require_all = (REQUIRE_ALL.0, REQUIRE_ALL.1.to_owned());
-        cargo_test(workspace, &selection, args, &[environment, of_cluster, &[require_all]].concat(), Output::AtOnce)
+        cargo_test(workspace, &selection, args, &[environment, of_cluster, &[require_all]].concat(), output)
     })
 }
 

@@ -204,13 +204,18 @@ impl Tools {
             return Ok(tools);
         }
         fs::create_dir_all(&tools.root).with_context(|| format!("create {}", tools.root.display()))?;
-        let lock = File::create(tools.root.join("lock")).context("create the lock of the tools")?;
-        if lock.try_lock().is_err() {
-            step("another run builds the tools of the cluster: wait for it");
-            lock.lock().context("lock the tools")?;
-        }
         let missing: Vec<_> = tools.missing(names).collect();
         for (index, tool) in missing.iter().enumerate() {
+            // One for each tool: who needs a small one does not wait for all of Kubernetes.
+            let lock = tools.root.join(format!("{}.lock", tool.name));
+            let lock = File::create(&lock).with_context(|| format!("create {}", lock.display()))?;
+            if lock.try_lock().is_err() {
+                step(&format!("another run builds {}: wait for it", tool.name));
+                lock.lock().with_context(|| format!("lock {}", tool.name))?;
+            }
+            if tools.directory(tool).exists() {
+                continue;
+            }
             let (count, started) = (missing.len(), Instant::now());
             step(&format!(
                 "build {} {} ({} of {count}; once, it is cached; about {})",
@@ -259,7 +264,7 @@ impl Tools {
     }
 
     fn build(&self, tool: &Tool) -> Result<()> {
-        let (partial, complete) = (self.root.join("partial"), self.directory(tool));
+        let (partial, complete) = (self.root.join(format!("{}.partial", tool.name)), self.directory(tool));
         // Left over from an interrupted run.
         let _ = fs::remove_dir_all(&partial);
         fs::create_dir_all(&partial).with_context(|| format!("create {}", partial.display()))?;
