@@ -235,8 +235,7 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
       path: /ready
       port: {{ int $proxy.ports.admin }}
     {{- /* An ordinary container has no startup probe, and the other containers wait until this one is ready. */}}
-    {{- $often := dict "initialDelaySeconds" 2 "periodSeconds" 2 "failureThreshold" 7 }}
-    {{- $timing := ternary (dict "initialDelaySeconds" 2) $often .native }}
+    {{- $timing := ternary (dict) (dict "periodSeconds" 2 "failureThreshold" 7) .native }}
     {{- include "weft.probe" (dict "values" $proxy.readinessProbe "default" $timing) | nindent 4 }}
   {{- if .native }}
   startupProbe:

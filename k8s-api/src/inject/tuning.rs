@@ -163,7 +163,8 @@ impl Default for ProxyTuning {
             deny_unanswered_ports: false,
             probes: Probes {
                 liveness: ProbeTiming { initial_delay_seconds: Some(10), ..ProbeTiming::default() },
-                readiness: ProbeTiming { initial_delay_seconds: Some(2), ..ProbeTiming::default() },
+                // Without Linkerd's delay of 2 s: a probe within it is skipped, and the next one is a period later.
+                readiness: ProbeTiming::default(),
                 // 120 tries, one a second, make Linkerd's two minutes.
                 startup: ProbeTiming {
                     period_seconds: Some(1),

@@ -96,7 +96,11 @@ pub const VALUES: &[Value] = &[
     Value::new("proxy.isGateway", Unsupported, "annotate the pod: config.linkerd.io/enable-gateway"),
     Value::new("proxy.isIngress", Unsupported, "annotate the pod: linkerd.io/inject: ingress"),
     Value::new("proxy.livenessProbe", Works, ""),
-    Value::new("proxy.readinessProbe", Works, ""),
+    Value::new(
+        "proxy.readinessProbe",
+        Works,
+        "without Linkerd's delay of 2 s by default, with which a pod is ready a period later",
+    ),
     Value::new("proxy.startupProbe", Works, ""),
     Value::new("proxy.control", Works, ""),
     Value::new("proxy.inbound", Works, ""),

@@ -248,6 +248,8 @@ fn probes_have_the_timing_of_the_values() {
     };
     for (values, probe, expected) in [
         ("", "livenessProbe", json!({"initialDelaySeconds": 10})),
+        // The kubelet skips the probe that follows the startup probe where there is a delay.
+        ("", "readinessProbe", json!({})),
         ("", "startupProbe", json!({"periodSeconds": 1, "failureThreshold": 120})),
         (
             "livenessProbe: {initialDelaySeconds: 0, timeoutSeconds: 5}",
