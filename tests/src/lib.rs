@@ -4,6 +4,7 @@
 //! - [`cluster`]: a cluster with Weft in it, seen through kubectl,
 //! - [`output`]: what a program has printed,
 //! - [`prometheus`]: a Prometheus that scrapes a sandbox,
+//! - [`report`]: what tests expect of a client's report,
 //! - [`tutorial`]: the documents that describe the installation, run as written.
 
 #![expect(clippy::print_stdout, reason = "a tutorial shows what its commands print")]
@@ -12,4 +13,5 @@ pub mod certificates;
 pub mod cluster;
 pub mod output;
 pub mod prometheus;
+pub mod report;
 pub mod tutorial;

@@ -32,6 +32,7 @@ use weft_test_kit::{
     observe,
     wait::eventually,
 };
+use weft_tests::report::assert_vouched_for;
 
 static MESH: Shared = Shared::example();
 
@@ -85,17 +86,11 @@ async fn refused(mesh: &Mesh, namespace: &str, app: &str, arguments: &[&str]) ->
     report
 }
 
-fn assert_vouched_for(report: &Report) {
-    let ids: Vec<_> = report.by_client_id.keys().collect();
-    assert_eq!(ids, [CLIENT_ID], "{report:?}");
-    assert_eq!(report.by_client_id[CLIENT_ID], report.requests);
-}
-
 #[test]
 fn http1_reaches_every_replica_with_the_clients_identity() {
     MESH.test(async |mesh| {
         let report = answered_by_all(mesh, &["http1", "--target", WEB, "--count", "60"], 3).await;
-        assert_vouched_for(&report);
+        assert_vouched_for(&report, CLIENT_ID);
     });
 }
 
@@ -103,7 +98,7 @@ fn http1_reaches_every_replica_with_the_clients_identity() {
 fn http2_reaches_every_replica_with_the_clients_identity() {
     MESH.test(async |mesh| {
         let report = answered_by_all(mesh, &["http2", "--target", WEB, "--count", "60"], 3).await;
-        assert_vouched_for(&report);
+        assert_vouched_for(&report, CLIENT_ID);
     });
 }
 
@@ -111,7 +106,7 @@ fn http2_reaches_every_replica_with_the_clients_identity() {
 fn grpc_reaches_every_replica_with_the_clients_identity() {
     MESH.test(async |mesh| {
         let report = answered_by_all(mesh, &["grpc", "--target", WEB, "--count", "60"], 3).await;
-        assert_vouched_for(&report);
+        assert_vouched_for(&report, CLIENT_ID);
     });
 }
 
@@ -119,7 +114,7 @@ fn grpc_reaches_every_replica_with_the_clients_identity() {
 fn websocket_reaches_every_replica_with_the_clients_identity() {
     MESH.test(async |mesh| {
         let report = answered_by_all(mesh, &["ws", "--target", WEB, "--count", "60", "--fresh"], 3).await;
-        assert_vouched_for(&report);
+        assert_vouched_for(&report, CLIENT_ID);
     });
 }
 
@@ -146,7 +141,7 @@ fn a_pod_is_reached_by_its_own_address_too() {
         let target = format!("{}:8080", web.ip);
         let report = answered(mesh, "shop", "client", &["http1", "--target", &target, "--count", "5"]).await;
         assert_eq!(report.by_backend.keys().collect::<Vec<_>>(), [&web.name]);
-        assert_vouched_for(&report);
+        assert_vouched_for(&report, CLIENT_ID);
     });
 }
 
@@ -155,7 +150,7 @@ fn ipv4_through_an_ipv6_socket_is_redirected_like_ipv4() {
     MESH.test(async |mesh| {
         let arguments = ["http1", "--target", WEB, "--count", "10", "--fresh", "--mapped"];
         let report = answered(mesh, "shop", "client", &arguments).await;
-        assert_vouched_for(&report);
+        assert_vouched_for(&report, CLIENT_ID);
     });
 }
 
@@ -166,7 +161,7 @@ fn ipv6_is_redirected_like_ipv4() {
         let ipv6 = web.ipv6.expect("pods have an IPv6 address");
         let target = format!("[{ipv6}]:8080");
         let report = answered(mesh, "shop", "client", &["http1", "--target", &target, "--count", "5", "--fresh"]).await;
-        assert_vouched_for(&report);
+        assert_vouched_for(&report, CLIENT_ID);
     });
 }
 
@@ -195,7 +190,7 @@ fn a_service_that_names_identities_answers_the_named_client() {
     MESH.test(async |mesh| {
         let report =
             answered(mesh, "shop", "client", &["http1", "--target", "payments.shop:80", "--count", "10"]).await;
-        assert_vouched_for(&report);
+        assert_vouched_for(&report, CLIENT_ID);
         answered(mesh, "shop", "client", &["banner", "--target", "payments.shop:9000", "--count", "3", "--fresh"])
             .await;
     });

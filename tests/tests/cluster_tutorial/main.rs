@@ -37,7 +37,8 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use requirement::Requirement;
 use serde_json::Value;
 use weft_test_kit::check::{catch, not_run, requires_all};
-use world::{LEASE, MESH, SHOP, World};
+use weft_tests::report::assert_vouched_for;
+use world::{CLIENT_ID, LEASE, MESH, SHOP, World};
 
 /// A check that takes longer says how long: the whole is what one has to wait for before each merge.
 const LONG: Duration = Duration::from_secs(5);
@@ -347,8 +348,7 @@ fn requests_are_encrypted(world: &mut World) {
     });
     let report = report.unwrap();
     assert!(report.peer_addr_ok, "the application saw another peer than it dialled: {report:?}");
-    let identity = "client.shop.serviceaccount.identity.linkerd.cluster.local";
-    assert_eq!(report.by_client_id.keys().collect::<Vec<_>>(), [identity]);
+    assert_vouched_for(&report, CLIENT_ID);
     let metrics = world.proxy_metrics(SHOP, &client);
     assert!(metrics.sum("response_total", &[("direction", "outbound"), ("tls", "true")]) >= 200.0);
     assert_eq!(metrics.sum("response_total", &[("direction", "outbound"), ("tls", "no_identity")]), 0.0);

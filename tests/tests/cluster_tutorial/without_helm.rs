@@ -5,6 +5,7 @@ use std::{io::Write as _, time::Duration};
 
 use serde_json::{Value, json};
 use weft_examples::client::Report;
+use weft_tests::report::assert_vouched_for;
 
 use crate::{
     nothing_is_left, workloads,
@@ -40,7 +41,7 @@ pub(super) fn installs_injects_and_removes(world: &mut World) {
         world.cluster.rolled_out(NAMESPACE, &format!("deploy/{name}")).unwrap();
     }
     let report = requests(world, "client", "server");
-    assert_eq!(report.by_client_id.keys().collect::<Vec<_>>(), [IDENTITY], "{report:?}");
+    assert_vouched_for(&report, IDENTITY);
     // A port that the client's proxy does not get.
     let report = requests(world, "around", "server");
     assert!(report.by_client_id.is_empty(), "{report:?}");
@@ -81,7 +82,7 @@ fn upgraded(world: &World) {
     let values = world.cluster.kubectl(&["-n", MESH, "get", "configmap", "linkerd-config", "-o", "yaml"]).unwrap();
     assert!(values.contains(r#"ignoreOutboundPorts: "4567""#), "{values}");
     let report = requests(world, "client", "server");
-    assert_eq!(report.by_client_id.keys().collect::<Vec<_>>(), [IDENTITY], "{report:?}");
+    assert_vouched_for(&report, IDENTITY);
     assert_eq!(world.weft(&["prune"]).unwrap().trim(), "");
 }
 

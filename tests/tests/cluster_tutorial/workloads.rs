@@ -12,12 +12,13 @@ use std::{
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 use weft_examples::client::Report;
+use weft_tests::report::assert_vouched_for;
 
 use crate::{
     kernel,
     requirement::Requirement,
     wire::Wire,
-    world::{MESH, SHOP, World},
+    world::{CLIENT_ID, MESH, SHOP, World},
 };
 
 /// The workloads' namespace: meshed, and restricted by Pod Security.
@@ -26,6 +27,8 @@ pub(super) const NAMESPACE: &str = "workloads";
 const EDGE: &str = "edge";
 /// A meshed namespace with addresses of both families.
 const DUAL: &str = "dual";
+/// The identity of its pods.
+const DUAL_ID: &str = "default.dual.serviceaccount.identity.linkerd.cluster.local";
 const HOST_PORT: u16 = 17_070;
 /// A port that no other application has.
 pub(super) const PORT: u16 = 7070;
@@ -108,13 +111,11 @@ fn wait_for(world: &World, namespace: &str, pod: &str, target: &str) {
 /// Each pod of a StatefulSet has a name, behind a Service without an address.
 pub(super) fn stateful_set(world: &mut World) {
     let client = world.client(SHOP);
-    let identity = "client.shop.serviceaccount.identity.linkerd.cluster.local";
     let ask = |target: &str| {
         // A pod is ready before DNS knows its name.
         wait_for(world, SHOP, &client, target);
         let report = requests(world, SHOP, &client, target, 20).unwrap();
-        assert_eq!(report.failures, 0, "{target}: {report:?}");
-        assert_eq!(report.by_client_id.keys().collect::<Vec<_>>(), [identity], "{target}");
+        assert_vouched_for(&report, CLIENT_ID);
         report.by_backend.into_keys().collect::<BTreeSet<_>>()
     };
     for pod in ["database-0", "database-1"] {
@@ -203,8 +204,8 @@ pub(super) fn scheduled(world: &mut World) {
 }
 
 fn is_meshed(report: &Report) {
-    assert_eq!((report.requests, report.failures), (1, 0), "{report:?}");
-    assert_eq!(report.by_client_id.keys().collect::<Vec<_>>(), [IDENTITY], "{report:?}");
+    assert_eq!(report.requests, 1, "{report:?}");
+    assert_vouched_for(report, IDENTITY);
 }
 
 /// What the clients of a Job's pods printed.
@@ -302,16 +303,16 @@ pub(super) fn dual_stack(world: &mut World) {
             assert!(report.failures == 0 && report.peer_addr_ok, "{target}: {report:?}");
             assert_eq!(report.by_backend.keys().collect::<Vec<_>>(), ["server"], "{target}");
             assert!(inbound() - before >= 5.0, "{target}: around the server's proxy");
-            report.by_client_id.into_keys().collect::<Vec<_>>()
+            report
         };
-        assert_eq!(ask(DUAL, "client"), ["default.dual.serviceaccount.identity.linkerd.cluster.local"], "{target}");
+        assert_vouched_for(&ask(DUAL, "client"), DUAL_ID);
         // A client without a proxy reaches the server's.
-        assert!(ask("outside", &world.client("outside")).is_empty(), "{target}");
+        assert!(ask("outside", &world.client("outside")).by_client_id.is_empty(), "{target}");
     }
     // A pod from before the upgrade accepts IPv4 alone, and is reached by it.
     wait_for(world, DUAL, "client", "earlier.dual:80");
     let report = requests(world, DUAL, "client", "earlier.dual:80", 5).unwrap();
-    assert!(report.failures == 0 && report.by_client_id.len() == 1, "{report:?}");
+    assert_vouched_for(&report, DUAL_ID);
     world.cluster.kubectl(&["delete", "namespace", DUAL, "--wait=false"]).unwrap();
 }
 
@@ -335,7 +336,7 @@ pub(super) fn proxy_killed(world: &mut World) {
     // The client's proxy tries an endpoint that refused connections again after a while.
     wait_for(world, SHOP, &client, SERVER);
     let asked = requests(world, SHOP, &client, SERVER, 20).unwrap();
-    assert!(asked.failures == 0 && asked.by_client_id.len() == 1, "{asked:?}");
+    assert_vouched_for(&asked, CLIENT_ID);
     let report = load.report().unwrap();
     println!("    {} requests, {} failed while there was no proxy", report.requests, report.failures);
     assert!(report.requests > report.failures, "{report:?}");

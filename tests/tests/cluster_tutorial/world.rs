@@ -27,6 +27,8 @@ pub(super) const MESH: &str = "linkerd";
 pub(super) const CHART: &str = "charts/weft-control-plane";
 /// The application's namespace.
 pub(super) const SHOP: &str = "shop";
+/// The identity of [`World::client`] there.
+pub(super) const CLIENT_ID: &str = "client.shop.serviceaccount.identity.linkerd.cluster.local";
 /// The lease whose holder writes EndpointSlices.
 pub(super) const LEASE: &str = weft_k8s_api::labels::ENDPOINT_WRITE_LEASE;
 /// The components that are Deployments.
