@@ -7,12 +7,12 @@ use std::{
 
 use anyhow::bail;
 use serde_json::Value;
-use weft_tests::certificates::Certificates;
+use weft_tests::{certificates::Certificates, report::assert_vouched_for};
 use weft_tls::ca::Root;
 
 use crate::{
     certificates::generate_certificates,
-    world::{CHART, MESH, SHOP, World},
+    world::{CHART, CLIENT_ID, MESH, SHOP, World},
 };
 
 /// A pod that the application's namespace admits.
@@ -115,8 +115,11 @@ pub(super) fn annotation_broken_later(world: &mut World) {
     };
     annotate("=nonsense");
     world.event(SHOP, &format!("Pod/{pod}"), &["config.linkerd.io/skip-inbound-ports", "nonsense"]);
-    let report = world.cluster.client(SHOP, &pod, &["http1", "--target", "web.shop:80", "--count", "20"]).unwrap();
-    assert_eq!(report.failures, 0, "{report:?}");
+    let load = ["http1", "--target", "web.shop:80", "--count", "20", "--fresh"];
+    assert_vouched_for(&world.cluster.client(SHOP, &pod, &load).unwrap(), CLIENT_ID);
+    let inbound = world.weft(&["explain", "-n", SHOP, "-o", "json", &pod, "--inbound", "8080"]).unwrap();
+    let inbound: Value = serde_json::from_str(&inbound).unwrap();
+    assert_eq!(inbound["verdict"], "redirect", "{inbound:#}");
     annotate("-");
 }
 
