@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    io::{BufRead as _, BufReader, Read as _},
     process::Stdio,
     thread,
     time::{Duration, Instant},
@@ -115,17 +116,24 @@ pub(super) fn leader_deleted(world: &mut World) {
     let before = world.lease_holder().unwrap();
     let mut logs = world.cluster.command("kubectl");
     logs.args(["-n", MESH, "logs", &before, "-c", "destination", "--follow", "--tail=1"]);
-    let logs = logs.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut logs = logs.stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    let mut lines = BufReader::new(logs.stdout.take().unwrap());
+    // Once kubectl has printed a line, it follows the log.
+    lines.read_line(&mut said).unwrap();
     let started = Instant::now();
     world.cluster.kubectl(&["-n", MESH, "delete", "pod", &before]).unwrap();
-    let said = logs.wait_with_output().unwrap();
+    lines.read_to_string(&mut said).unwrap();
+    logs.wait().unwrap();
+    // Its successor does not wait until the lease expires.
+    assert!(said.contains("released lease"), "in its end {before} said:\n{said}");
     world.cluster.rolled_out(MESH, "deploy/linkerd-destination").unwrap();
     let moved = world.cluster.until(Duration::from_secs(15), |_| match world.lease_holder()? {
         holder if holder != before => Ok(()),
         _ => anyhow::bail!("{before} still holds the lease"),
     });
     if let Err(error) = moved {
-        panic!("{error:#}; in its end {before} said:\n{}", String::from_utf8_lossy(&said.stdout));
+        panic!("{error:#}; in its end {before} said:\n{said}");
     }
     let transitions = world.lease().unwrap()["spec"]["leaseTransitions"].as_i64();
     assert!(transitions.is_some_and(|count| count >= 2), "transitions are counted: {transitions:?}");
