@@ -19,22 +19,25 @@ async fn a_killed_agent_costs_no_request_and_no_redirection() {
     let before = mesh.agent().await.unwrap().status().await.unwrap();
     let redirected = |status: &_| agent::verdicts(status, Direction::Outbound, REDIRECT);
 
-    let arguments =
-        ["http1", "--target", "web.shop:80", "--duration", "6s", "--concurrency", "4", "--pause", "2ms", "--fresh"];
-    let kill = async {
-        // The load has started once the kernel redirects.
+    let arguments = ["http1", "--target", "web.shop:80", "--concurrency", "4", "--pause", "2ms", "--fresh"];
+    // The load has started, or goes on, once the kernel redirects more connections.
+    let more_are_redirected = async |than: u64| {
         eventually("load", Duration::from_secs(60), async || {
             let status = mesh.agent().await.map_err(|error| error.to_string())?.status().await;
             let status = status.map_err(|error| error.to_string())?;
-            if redirected(&status) > redirected(&before) + 20 { Ok(()) } else { Err("no load yet".to_owned()) }
+            if redirected(&status) > than + 20 { Ok(()) } else { Err("no load".to_owned()) }
         })
         .await;
+    };
+    let kill = async {
+        more_are_redirected(redirected(&before)).await;
         let old = mesh.kill_agent().await.unwrap();
         let new = until(Duration::from_secs(60), async || mesh.agent_after(old).await).await.unwrap();
         assert_ne!(old, new);
+        let then = mesh.agent().await.unwrap().status().await.unwrap();
+        more_are_redirected(redirected(&then)).await;
     };
-    let (report, ()) = tokio::join!(mesh.load("shop", &client, &arguments), kill);
-    let report = report.unwrap();
+    let (report, ()) = mesh.load_during("shop", &client, &arguments, kill).await.unwrap();
 
     assert!(report.requests > 100, "{report:?}");
     assert_eq!(report.failures, 0, "{report:?}");

@@ -11,7 +11,7 @@ use std::{
     collections::BTreeSet,
     fs, io,
     path::{Path, PathBuf},
-    process::Output,
+    process::{Output, Stdio},
     sync::{
         LazyLock,
         atomic::{AtomicU32, Ordering},
@@ -207,14 +207,30 @@ impl Mesh {
     /// # Errors
     /// The client printed no report; failed requests are in the report.
     pub async fn load(&self, namespace: &str, pod: &str, arguments: &[&str]) -> anyhow::Result<Report> {
-        let mut command = vec!["weft-client"];
-        command.extend(arguments);
-        command.push("--json");
+        let command = [&["weft-client"], arguments, &["--json"]].concat();
         let output = self.exec(namespace, pod, &command).await?;
-        serde_json::from_slice(&output.stdout).with_context(|| {
-            let stderr = String::from_utf8_lossy(&output.stderr);
-            format!("{} in {namespace}/{pod} printed no report: {}", command.join(" "), stderr.trim())
-        })
+        report(&output).with_context(|| format!("{} in {namespace}/{pod}", command.join(" ")))
+    }
+
+    /// The same load until something else has happened, whose outcome is returned as well.
+    ///
+    /// # Errors
+    /// As [`Mesh::load`].
+    pub async fn load_during<T>(
+        &self,
+        namespace: &str,
+        pod: &str,
+        arguments: &[&str],
+        happens: impl Future<Output = T>,
+    ) -> anyhow::Result<(Report, T)> {
+        let pod = format!("{namespace}/{pod}");
+        let command = [&["weft-client"], arguments, &["--until-eof", "--json"]].concat();
+        let client = self.sandbox.spawn(&pod, None, &command, Stdio::piped(), Stdio::piped(), Stdio::piped())?;
+        let outcome = happens.await;
+        // This closes the client's standard input, which ends the load.
+        let output = client.wait_with_output().await?;
+        let report = report(&output).with_context(|| format!("{} in {pod}", command.join(" ")))?;
+        Ok((report, outcome))
     }
 
     /// Repeats a load until this many pods have answered, or `within` has passed, and adds the reports up. A balancer
@@ -349,6 +365,12 @@ impl Pod {
     pub fn has(&self, ip: &str) -> bool {
         self.ip == ip || self.ipv6.as_deref() == Some(ip)
     }
+}
+
+/// What `weft-client` has printed.
+fn report(output: &Output) -> anyhow::Result<Report> {
+    serde_json::from_slice(&output.stdout)
+        .with_context(|| format!("it printed no report: {}", String::from_utf8_lossy(&output.stderr).trim()))
 }
 
 /// The last line of each container's log: the reason why a pod is not ready.
