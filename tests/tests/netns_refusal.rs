@@ -97,10 +97,15 @@ async fn refuses(setup: Setup, names: &str) {
 
 #[tokio::test]
 async fn a_proxy_with_everything_in_order_runs() {
-    let mut setup = Setup::good();
-    setup.variables.push(("LINKERD2_PROXY_LOG", "error".to_owned()));
-    let output = timeout(Duration::from_secs(3), setup.run()).await;
-    assert!(output.is_err(), "it ended: {output:?}");
+    let admin = unused_address();
+    let setup =
+        Setup::good().set("LINKERD2_PROXY_LOG", "error").set("LINKERD2_PROXY_ADMIN_LISTEN_ADDR", &admin.to_string());
+    let mut proxy = setup.proxy().spawn().unwrap();
+    let alive = eventually("the admin server", REFUSES_WITHIN, async || ask(admin, "/live").await.ok_or("no answer"));
+    let alive = alive.await;
+    assert!(alive.starts_with("HTTP/1.1 200"), "{alive}");
+    let ended = proxy.try_wait().unwrap();
+    assert!(ended.is_none(), "it ended: {ended:?}");
 }
 
 #[tokio::test]
