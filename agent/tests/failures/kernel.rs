@@ -62,7 +62,8 @@ pub(crate) fn programs(directory: &Path) -> BTreeMap<PathBuf, u32> {
 
 /// The ids of the maps that programs use, pinned or not.
 pub(crate) fn maps_of(programs: &BTreeSet<u32>) -> BTreeSet<u32> {
-    let loaded = aya::programs::loaded_programs().map(Result::unwrap);
+    // Other programs may vanish between being listed and being opened.
+    let loaded = aya::programs::loaded_programs().filter_map(Result::ok);
     let ours = loaded.filter(|program| programs.contains(&program.id()));
     ours.flat_map(|program| program.map_ids().unwrap().unwrap()).collect()
 }
