@@ -8,7 +8,7 @@ use std::{
 
 use aya::{
     maps::{MapInfo, loaded_maps},
-    programs::loaded_programs,
+    programs::{ProgramInfo, loaded_programs},
 };
 use nix::{
     sys::signal::{Signal, kill},
@@ -16,20 +16,24 @@ use nix::{
 };
 use serde_json::Value;
 
-/// Where an agent pins everything, and its map of pods, below a root.
+/// Where an agent pins everything, and its maps, below a root.
 const PINS: &str = "sys/fs/bpf/weft";
-const PODS: &str = "sys/fs/bpf/weft/v3/maps/PODS";
+const MAPS: &str = "sys/fs/bpf/weft/v3/maps";
 
-/// The numbers of the maps of pods of the agents whose pods have these uids. None where they run elsewhere.
+/// The numbers of the maps of the agents whose pods have these uids: those that are pinned, and those of programs that
+/// use one of them. None where the agents run elsewhere.
 pub(super) fn maps_of(uids: &[&str]) -> BTreeSet<u32> {
     let mut maps = BTreeSet::new();
     for process in fs::read_dir("/proc").unwrap().flatten() {
         let cgroup = fs::read_to_string(process.path().join("cgroup")).unwrap_or_default();
         if uids.iter().any(|uid| cgroup.contains(uid)) {
             // The pod has a process without the bpffs, too: the one that holds its namespaces.
-            maps.extend(MapInfo::from_pin(process.path().join("root").join(PODS)).map(|map| map.id()));
+            let pins = fs::read_dir(process.path().join("root").join(MAPS)).into_iter().flatten().flatten();
+            maps.extend(pins.filter_map(|pin| Some(MapInfo::from_pin(pin.path()).ok()?.id())));
         }
     }
+    let of_programs: Vec<_> = programs_with(&maps).flat_map(|program| map_ids(&program)).collect();
+    maps.extend(of_programs);
     maps
 }
 
@@ -78,13 +82,19 @@ fn kill_in_cgroup(part: &str) -> usize {
     killed
 }
 
+/// The loaded programs that use one of these maps.
+fn programs_with(maps: &BTreeSet<u32>) -> impl Iterator<Item = ProgramInfo> {
+    loaded_programs().flatten().filter(|program| map_ids(program).iter().any(|map| maps.contains(map)))
+}
+
+fn map_ids(program: &ProgramInfo) -> Vec<u32> {
+    program.map_ids().ok().flatten().unwrap_or_default()
+}
+
 /// These of the loaded maps, and the programs that use one of them, by name. What goes away meanwhile is left out.
 pub(super) fn users_of(maps: &BTreeSet<u32>) -> Vec<String> {
-    let programs = loaded_programs().flatten().filter(|program| {
-        let used = program.map_ids().ok().flatten().unwrap_or_default();
-        used.iter().any(|map| maps.contains(map))
-    });
-    let programs = programs.map(|program| program.name_as_str().unwrap_or("a program without a name").to_owned());
+    let programs =
+        programs_with(maps).map(|program| program.name_as_str().unwrap_or("a program without a name").to_owned());
     let maps = loaded_maps().flatten().filter(|map| maps.contains(&map.id()));
     programs.chain(maps.map(|map| format!("map {}", map.id()))).collect()
 }

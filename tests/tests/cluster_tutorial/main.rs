@@ -372,9 +372,14 @@ fn check_is_content(world: &mut World) {
 }
 
 fn nothing_is_left(world: &mut World) {
-    for kind in
-        ["mutatingwebhookconfigurations", "validatingwebhookconfigurations", "clusterroles", "clusterrolebindings"]
-    {
+    for kind in [
+        "mutatingwebhookconfigurations",
+        "validatingwebhookconfigurations",
+        "validatingadmissionpolicies",
+        "validatingadmissionpolicybindings",
+        "clusterroles",
+        "clusterrolebindings",
+    ] {
         let list = world.cluster.kubectl(&["get", kind, "-o", "name"]).unwrap();
         let ours: Vec<_> = list.lines().filter(|name| name.contains("linkerd") || name.contains("weft")).collect();
         assert!(ours.is_empty(), "{kind}: {ours:?}");
