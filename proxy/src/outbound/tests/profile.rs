@@ -8,7 +8,7 @@ use weft_proto::linkerd::destination::{
 use crate::{destination::Destination, discover::policy::PolicyState};
 
 use super::{
-    resilience::{Act, Script, duration, metric},
+    resilience::{Act, LIMITS, Script, duration, metric},
     *,
 };
 
@@ -77,20 +77,34 @@ async fn retryable_routes_are_repeated_while_the_budget_lasts() {
 async fn classes_and_timeouts_are_the_routes() {
     let range = response_match::Match::Status(HttpStatusRange { min: 404, max: 404 });
     let class = ResponseClass { condition: Some(ResponseMatch { r#match: Some(range) }), is_failure: true };
-    let script = Script::new([Act::Answer(404), Act::Late(Duration::from_secs(3600), 200), Act::Stall]);
-    let timeout = duration(Duration::from_millis(100));
-    let proxy = proxy(vec![Route { response_classes: vec![class], timeout, ..route("all", "/.*") }], &script).await;
+    let script = Script::new([Act::Answer(404), Act::Late(Duration::from_secs(3600), 200)]);
+    let late = Route { timeout: duration(Duration::from_millis(100)), ..route("late", "/late") };
+    let classified = Route { response_classes: vec![class], ..route("all", "/.*") };
+    let proxy = proxy(vec![late, classified], &script).await;
     let missing = proxy.get("/").await;
     assert_eq!(missing.status(), StatusCode::NOT_FOUND);
     missing.into_body().collect().await.unwrap();
     let failed = r#"rt_route="all",status_code="404",classification="failure"} 1"#;
     assert!(proxy.scrape().contains(failed), "{}", proxy.scrape());
-    let late = proxy.get("/").await;
+    let late = proxy.get("/late").await;
     assert_eq!((late.status(), late.headers()["connection"].as_bytes()), (StatusCode::GATEWAY_TIMEOUT, &b"close"[..]));
-    let mut stream = proxy.get("/").await.into_body();
-    assert_eq!(stream.frame().await.unwrap().unwrap().into_data().unwrap(), "begin");
-    let more = tokio::time::timeout(Duration::from_millis(300), stream.frame()).await;
-    assert!(more.is_err(), "the timeout of a profile's route ends with the head");
+}
+
+#[tokio::test]
+async fn the_timeout_of_a_route_ends_with_the_head() {
+    for limit in LIMITS {
+        let script = Script::new([Act::Stall]);
+        let proxy = proxy(vec![Route { timeout: duration(limit), ..route("all", "/.*") }], &script).await;
+        let response = proxy.get("/").await;
+        if response.status() == StatusCode::OK {
+            let mut stream = response.into_body();
+            assert_eq!(stream.frame().await.unwrap().unwrap().into_data().unwrap(), "begin");
+            let more = tokio::time::timeout(2 * limit, stream.frame()).await;
+            assert!(more.is_err(), "{limit:?}: {more:?}");
+            break;
+        }
+        assert!(limit < LIMITS[3], "{}", response.status());
+    }
 }
 
 #[tokio::test]

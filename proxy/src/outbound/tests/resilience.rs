@@ -452,8 +452,8 @@ async fn an_endpoint_that_takes_all_of_the_time_to_connect_costs_no_request_and_
     let endpoints = vec![endpoint(addr, Some((SERVER, addr.port()))), endpoint(good.listen().await, None)];
     control.update(SERVICE, add(endpoints));
     let patient = |config: &mut Config| {
-        config.outbound.connect_timeout = Duration::from_millis(400);
-        config.outbound.http_queue.failfast_timeout = Duration::from_millis(200);
+        config.outbound.connect_timeout = Duration::from_millis(2500);
+        config.outbound.http_queue.failfast_timeout = Duration::from_secs(2);
     };
     let proxy = Proxy::start_with(service, control, patient, true).await;
     for _ in 0..3 {
