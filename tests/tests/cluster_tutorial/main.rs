@@ -38,7 +38,7 @@ use requirement::Requirement;
 use serde_json::Value;
 use weft_test_kit::check::{catch, not_run, requires_all};
 use weft_tests::report::assert_vouched_for;
-use world::{CLIENT_ID, LEASE, MESH, SHOP, World};
+use world::{CLIENT_ID, LEASE, MESH, REPLICAS, SHOP, World};
 
 /// A check that takes longer says how long: the whole is what one has to wait for before each merge.
 const LONG: Duration = Duration::from_secs(5);
@@ -157,7 +157,7 @@ const CHECKS: [Check; 44] = [
     ("addresses of both families are meshed", Needs::Mesh, workloads::dual_stack),
     (
         "with three replicas on three nodes an upgrade and its rollback fail no request",
-        Needs::MeshAnd(Requirement::Nodes(under_load::REPLICAS)),
+        Needs::MeshAnd(Requirement::Nodes(REPLICAS)),
         under_load::highly_available,
     ),
     ("weft check has nothing to say", Needs::Mesh, check_is_content),

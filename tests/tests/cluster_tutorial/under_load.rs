@@ -10,15 +10,10 @@ use std::{
 
 use weft_tests::cluster::Load;
 
-use crate::world::{AGENTS, COMPONENTS, MESH, SHOP, World};
+use crate::world::{AGENTS, COMPONENTS, MESH, REPLICAS, SHOP, World};
 
 /// Duration of the load before a change, and after it: longer than any cache or balancer remembers.
 const AROUND: Duration = Duration::from_secs(3);
-
-/// The values for production, from the repository's root.
-const HIGHLY_AVAILABLE: &str = "charts/weft-control-plane/values-ha.yaml";
-/// The replicas that they give each component, each on a node of its own.
-pub(super) const REPLICAS: usize = 3;
 
 /// Time limit of a change; a slow machine takes minutes for a rollout.
 const AT_MOST: &str = "15m";
@@ -153,8 +148,8 @@ pub(super) fn application_rolled_out(world: &mut World) {
 /// With `values-ha.yaml`, every component has a replica on each of three nodes, and an upgrade, and its rollback, go
 /// around them: a new pod may be beside an old one, and two replicas always answer.
 pub(super) fn highly_available(world: &mut World) {
+    world.upgrade_once();
     under_load(world, |world| {
-        world.upgrade_and_wait(&["--values", HIGHLY_AVAILABLE]);
         // Another level than the tutorial's, so that there are new pods.
         let release = world.upgrade_and_wait(&["--set", "controllerLogLevel=warn"]);
         let is_upgraded = || {

@@ -262,20 +262,20 @@ pub(super) fn dual_stack(world: &mut World) {
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": DUAL, "labels": {"app": name}},
             "spec": {"containers": [container]}})
     };
-    let apply = |items: &[Value]| {
+    let apply = |world: &World, items: &[Value]| {
         world.cluster.apply(&json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()).unwrap();
     };
-    apply(&[service("earlier"), pod("earlier")]);
-    world.upgrade_and_wait(&["--set", "disableIPv6=false"]);
+    apply(world, &[service("earlier"), pod("earlier")]);
+    let replicas = world.upgrade_once();
     // The API server may still ask an injector that is about to end.
     let injectors = ["-n", MESH, "pods", "-l", "linkerd.io/control-plane-component=proxy-injector"];
     let ended = world.cluster.until(POD, |cluster| {
         let left = cluster.get(&injectors)?["items"].as_array().map_or(0, Vec::len);
-        ensure!(left == 1, "{left} injectors");
+        ensure!(left == replicas, "{left} injectors, not {replicas}");
         Ok(())
     });
     ended.unwrap();
-    apply(&[service("server"), pod("server"), pod("client")]);
+    apply(world, &[service("server"), pod("server"), pod("client")]);
     let ready = ["-n", DUAL, "wait", "pod", "--all", "--for=condition=Ready", "--timeout=120s"];
     world.cluster.kubectl(&ready).unwrap();
 

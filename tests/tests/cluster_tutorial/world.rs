@@ -17,7 +17,7 @@ use weft_tests::{
 
 use crate::{
     kernel,
-    requirement::{NODES_ELSEWHERE, leave_out},
+    requirement::{NODES_ELSEWHERE, Requirement, leave_out},
     workloads,
 };
 
@@ -25,6 +25,10 @@ use crate::{
 pub(super) const MESH: &str = "linkerd";
 /// The chart of the control plane, from the repository's root.
 pub(super) const CHART: &str = "charts/weft-control-plane";
+/// The values for production, from the repository's root.
+const HIGHLY_AVAILABLE: &str = "charts/weft-control-plane/values-ha.yaml";
+/// The replicas that they give each component, each on a node of its own.
+pub(super) const REPLICAS: usize = 3;
 /// The application's namespace.
 pub(super) const SHOP: &str = "shop";
 /// The identity of [`World::client`] there.
@@ -51,6 +55,8 @@ pub(super) struct World {
     /// Whether the tutorial ran up to its last section, or its error.
     installed: Option<Result<(), String>>,
     is_removed: bool,
+    /// The replicas of each component since [`World::upgrade_once`].
+    replicas: Option<usize>,
     /// The agents' maps, where agents run on this host.
     maps: BTreeSet<u32>,
 }
@@ -75,6 +81,7 @@ impl World {
             has_workloads: false,
             installed: None,
             is_removed: false,
+            replicas: None,
             maps: BTreeSet::new(),
         })
     }
@@ -172,6 +179,18 @@ impl World {
         let release = self.upgrade(settings);
         self.wait_for_components();
         release
+    }
+
+    /// Upgrades the control plane, once, to addresses of both families and, on enough nodes, to the values for
+    /// production, in one rollout. Returns the replicas of each component.
+    pub(super) fn upgrade_once(&mut self) -> usize {
+        if let Some(replicas) = self.replicas {
+            return replicas;
+        }
+        let has_nodes = Requirement::Nodes(REPLICAS).missing(&self.cluster).unwrap().is_none();
+        let production = if has_nodes { &["--values", HIGHLY_AVAILABLE][..] } else { &[] };
+        self.upgrade_and_wait(&[production, &["--set", "disableIPv6=false"]].concat());
+        *self.replicas.insert(if has_nodes { REPLICAS } else { 1 })
     }
 
     /// Goes back to what the release was before its last upgrade, and waits in the same way.
