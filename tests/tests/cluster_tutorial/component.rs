@@ -63,7 +63,7 @@ pub(super) fn shows_what_happens(world: &mut World) {
     let left = world.weft(&["viz", "uninstall"]).unwrap();
     world.cluster.delete(&left).unwrap();
     assert_eq!(world.weft(&["viz", "uninstall"]).unwrap().trim(), "", "something is left");
-    world.cluster.kubectl(&["delete", "namespace", VIZ]).unwrap();
+    world.cluster.kubectl(&["delete", "namespace", VIZ, "--wait=false"]).unwrap();
 }
 
 /// Requests between two questions are counted: nobody but the component looks between them.
@@ -91,7 +91,8 @@ fn counts(world: &World) {
     world.cluster.apply(PROFILE).unwrap();
     let send = |path: &str, count: u64| {
         let count = count.to_string();
-        let load = ["http1", "--target", "web.shop:80", "--path", path, "--count", &count, "--pause", "1ms"];
+        let load = ["http1", "--target", "web.shop:80", "--path", path, "--count", &count];
+        let load = [&load[..], &["--concurrency", "4", "--pause", "1ms"]].concat();
         let report = world.cluster.client(SHOP, &world.client(SHOP), &load).unwrap();
         assert_eq!(report.requests.to_string(), count, "{report:?}");
     };

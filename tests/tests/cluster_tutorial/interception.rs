@@ -83,11 +83,8 @@ pub(super) fn waits_for_the_agent(world: &mut World) {
     world.stop_agents();
     let client = world.client(SHOP);
     world.cluster.kubectl(&["-n", SHOP, "scale", "deploy/store", "--replicas", "2"]).unwrap();
-    let report = world
-        .cluster
-        .client(SHOP, &client, &["http1", "--target", "web.shop:80", "--duration", "10s", "--fresh", "--pause", "20ms"])
-        .unwrap();
-    assert_eq!(report.failures, 0, "{report:?}");
+    let load = ["http1", "--target", "web.shop:80", "--until-eof", "--fresh", "--pause", "20ms"];
+    let load = world.cluster.start_client(SHOP, &client, &load).unwrap();
 
     let held = world.cluster.until(CONTAINER, |cluster| {
         let list = cluster.get(&["-n", SHOP, "pods", "-l", "app=store"])?;
@@ -109,6 +106,8 @@ pub(super) fn waits_for_the_agent(world: &mut World) {
     let application = &pod["status"]["containerStatuses"][0]["state"];
     assert!(!application["waiting"].is_null(), "its application was started: {pod:#}");
 
+    let report = load.report().unwrap();
+    assert!(report.requests > 0 && report.failures == 0, "{report:?}");
     world.start_agents();
     world.cluster.rolled_out(SHOP, "deploy/store").unwrap();
     world.cluster.kubectl(&["-n", SHOP, "scale", "deploy/store", "--replicas", "1"]).unwrap();

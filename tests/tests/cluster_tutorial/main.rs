@@ -91,17 +91,17 @@ const CHECKS: [Check; 44] = [
     ("weft authz shows what authorizes clients", Needs::Mesh, command_line::authorizations),
     ("weft version shows the versions of the mesh", Needs::Mesh, command_line::versions),
     ("promtool objects to no metric whose name is not Linkerd's", Needs::Mesh, metrics_are_clean),
-    (
-        "the destination service watches and does not poll",
-        Needs::MeshAnd(Requirement::AuditLog),
-        watches_and_does_not_poll,
-    ),
     ("each pod of a StatefulSet is reached by its own name", Needs::Workloads, workloads::stateful_set),
     ("a port of the node leads to a proxy", Needs::Workloads, workloads::host_port),
     (
         "every start of a pod is meshed from its first byte, and Jobs end",
         Needs::Workloads,
         workloads::every_start_is_meshed,
+    ),
+    (
+        "the destination service watches and does not poll",
+        Needs::MeshAnd(Requirement::AuditLog),
+        watches_and_does_not_poll,
     ),
     (
         "a proxy that is killed is started again, its application is not, and nothing goes around it",
@@ -338,7 +338,7 @@ fn pods_have_no_privileges(world: &mut World) {
 
 fn requests_are_encrypted(world: &mut World) {
     let client = world.client(SHOP);
-    let load = ["http1", "--target", "web.shop:80", "--count", "250", "--pause", "5ms"];
+    let load = ["http1", "--target", "web.shop:80", "--count", "250", "--concurrency", "4", "--pause", "5ms"];
     // For some seconds, the balancer remembers that a replica's first answer was slow.
     let report = world.cluster.until(Duration::from_secs(30), |cluster| {
         let report = cluster.client(SHOP, &client, &load)?;

@@ -185,6 +185,7 @@ fn apply(world: &World, name: &str, replicas: u32, redirected: Redirected) {
     "metadata": {"name": name, "namespace": NAMESPACE},
     "spec": {
         "replicas": replicas, "selector": {"matchLabels": {"app": name}},
+        "strategy": {"rollingUpdate": {"maxSurge": replicas}},
         "template": {
             "metadata": {"labels": labels, "annotations": {"linkerd.io/inject": "enabled"}},
             "spec": pod(name, redirected),

@@ -12,8 +12,10 @@ use weft_tests::cluster::Load;
 
 use crate::world::{AGENTS, COMPONENTS, MESH, REPLICAS, SHOP, World};
 
-/// Duration of the load before a change, and after it: longer than any cache or balancer remembers.
-const AROUND: Duration = Duration::from_secs(3);
+/// Duration of the load before a change.
+const BEFORE: Duration = Duration::from_secs(1);
+/// Duration of the load after it: longer than any cache or balancer remembers.
+const AFTER: Duration = Duration::from_secs(3);
 
 /// Time limit of a change; a slow machine takes minutes for a rollout.
 const AT_MOST: &str = "15m";
@@ -28,9 +30,9 @@ fn under_load(world: &mut World, happens: impl FnOnce(&mut World)) {
     };
     // Long-lived connections, and a new one for every request, which the kernel has to redirect each time.
     let mut loads = [start(world, &[]), start(world, &["--fresh"])];
-    thread::sleep(AROUND);
+    thread::sleep(BEFORE);
     happens(world);
-    thread::sleep(AROUND);
+    thread::sleep(AFTER);
     let goes_on = loads.each_mut().map(|load| load.is_running().unwrap());
     for (load, goes_on) in loads.into_iter().zip(goes_on) {
         let report = load.report().unwrap();
