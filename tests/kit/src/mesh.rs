@@ -30,7 +30,7 @@ use weft_sandbox::{
 
 use crate::{agent::Agent, binaries, manifests::Manifests, metrics::Metrics};
 use guard::Guard;
-pub use shared::Shared;
+pub use shared::{Kept, Shared};
 
 /// Time limit for every pod of the example to become ready, on a slow and busy machine too.
 const READY_WITHIN: Duration = Duration::from_secs(90);

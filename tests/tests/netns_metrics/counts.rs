@@ -77,6 +77,7 @@ const COMMANDS: [(&[&str], Pick); 7] = [
 
 #[test]
 fn every_command_counts_what_the_client_sent() {
+    let _kept = crate::MESH.keep();
     MESH.test(async |mesh| {
         let sent = SENT.map(|(_, count)| count);
         let total: u64 = sent.iter().sum();

@@ -23,6 +23,11 @@ struct Running {
     mesh: Option<Mesh>,
 }
 
+/// The result of [`Shared::keep`].
+pub struct Kept {
+    _running: Option<Arc<Running>>,
+}
+
 impl Shared {
     /// The example mesh.
     pub const fn example() -> Self {
@@ -45,6 +50,13 @@ impl Shared {
         let running = self.acquire();
         let mesh = running.mesh.as_ref().unwrap_or_else(|| unreachable!("only dropping takes it away"));
         RUNTIME.block_on(test(mesh));
+    }
+
+    /// Keeps the mesh, if it is running, until the result is dropped. For a test with a mesh of its own: while it takes
+    /// a thread, the other tests may run one at a time, and each would start the mesh again.
+    #[must_use]
+    pub fn keep(&self) -> Kept {
+        Kept { _running: self.running.lock().unwrap_or_else(PoisonError::into_inner).upgrade() }
     }
 
     fn acquire(&self) -> Arc<Running> {
