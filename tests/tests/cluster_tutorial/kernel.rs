@@ -82,6 +82,33 @@ fn kill_in_cgroup(part: &str) -> usize {
     killed
 }
 
+/// How long the threads of these pods' proxies and applications ran and waited for a processor, and for what this host
+/// waits. Nothing about pods elsewhere.
+pub(super) fn waits_of(uids: &[&str]) -> Vec<String> {
+    let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
+    let mut lines = Vec::new();
+    for process in fs::read_dir("/proc").unwrap().flatten().map(|process| process.path()) {
+        let (name, cgroup) = (read(process.join("comm")), read(process.join("cgroup")));
+        if !name.starts_with("weft-") || !uids.iter().any(|uid| cgroup.contains(uid)) {
+            continue;
+        }
+        let (mut ran, mut waited) = (0, 0);
+        for thread in fs::read_dir(process.join("task")).into_iter().flatten().flatten() {
+            let schedstat = read(thread.path().join("schedstat"));
+            let mut nanoseconds = schedstat.split_whitespace().map_while(|number| number.parse::<u64>().ok());
+            ran += nanoseconds.next().unwrap_or(0);
+            waited += nanoseconds.next().unwrap_or(0);
+        }
+        let (ran, waited) = (ran / 1_000_000, waited / 1_000_000);
+        lines.push(format!("{} {}: ran {ran} ms, waited {waited} ms", process.display(), name.trim_end()));
+    }
+    let pressures = ["cpu", "memory", "io"].map(|of| (of, read(Path::new("/proc/pressure").join(of))));
+    lines.extend(
+        pressures.iter().flat_map(|(of, text)| text.lines().map(move |line| format!("pressure, {of}: {line}"))),
+    );
+    lines
+}
+
 /// The loaded programs that use one of these maps.
 fn programs_with(maps: &BTreeSet<u32>) -> impl Iterator<Item = ProgramInfo> {
     loaded_programs().flatten().filter(|program| map_ids(program).iter().any(|map| maps.contains(map)))

@@ -141,6 +141,9 @@ impl World {
             println!("kubectl {}", arguments.join(" "));
             println!("{}", self.cluster.kubectl(arguments).unwrap_or_else(|error| format!("{error:#}")));
         }
+        let pods = self.cluster.get(&["-n", SHOP, "pods"]).unwrap_or_default();
+        let uids = pods["items"].as_array().into_iter().flatten().filter_map(|pod| pod["metadata"]["uid"].as_str());
+        kernel::waits_of(&uids.collect::<Vec<_>>()).iter().for_each(|line| println!("{line}"));
     }
 
     /// The output of `weft`.
