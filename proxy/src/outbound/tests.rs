@@ -66,7 +66,7 @@ use crate::{
     transport_header::SessionProtocol,
 };
 
-use fake::{Call, Control, Instead, Peer, add, endpoint, forbidden, policy};
+use fake::{Call, Control, Instead, Peer, add, endpoint, fails_fast, forbidden, policy, wait_for_endpoints};
 
 const SERVER: &str = "server.demo.serviceaccount.identity.linkerd.cluster.local";
 const SERVICE: &str = "server.demo.svc.cluster.local:80";
@@ -111,8 +111,7 @@ impl Proxy {
         config.policy.control.port = controller.port();
         config.destination.networks = vec!["0.0.0.0/0".parse().unwrap()];
         config.outbound.allow_loopback = true;
-        config.outbound.http_queue.failfast_timeout = Duration::from_millis(500);
-        config.outbound.tcp_queue.failfast_timeout = Duration::from_millis(500);
+        wait_for_endpoints(&mut config, Duration::from_secs(60));
         change(&mut config);
         let (mut shared, drain) = testing::shared(config, &mesh);
         if let Some(credentials) = credentials {
@@ -244,13 +243,7 @@ async fn endpoints_that_appear_serve_requests_that_wait() {
     let control = Control::default();
     let service = "10.1.1.2:80".parse().unwrap();
     control.policies.lock().insert(service, policy(SERVICE, vec![]));
-    let proxy = Proxy::start_with(
-        service,
-        control,
-        |config| config.outbound.http_queue.failfast_timeout = Duration::from_secs(5),
-        true,
-    )
-    .await;
+    let proxy = Proxy::start(service, control).await;
     let mut sender = proxy.http1().await;
     let waiting = tokio::spawn(async move { sender.send_request(get("/")).await.unwrap() });
     tokio::task::yield_now().await;
@@ -264,14 +257,15 @@ async fn a_service_without_endpoints_fails_fast_with_504() {
     let service = "10.1.1.3:80".parse().unwrap();
     control.policies.lock().insert(service, policy(SERVICE, vec![]));
     control.update(SERVICE, add(vec![]));
-    let proxy = Proxy::start(service, control).await;
+    let timeout = Duration::from_secs(5);
+    let proxy = Proxy::start_with(service, control, |config| wait_for_endpoints(config, timeout), true).await;
     let response = proxy.get("/").await;
     assert_eq!(response.status(), StatusCode::GATEWAY_TIMEOUT);
     assert_eq!(response.headers()["l5d-proxy-error"], "service in fail-fast");
     assert_eq!(response.headers()["connection"], "close");
     let again = std::time::Instant::now();
     assert_eq!(proxy.get("/").await.status(), StatusCode::GATEWAY_TIMEOUT);
-    assert!(again.elapsed() < Duration::from_millis(400), "failing fast does not wait again");
+    assert!(again.elapsed() < timeout, "failing fast does not wait again");
 }
 
 #[tokio::test]
@@ -316,10 +310,14 @@ async fn http2_connect_is_refused() {
 
 /// A proxy and one meshed endpoint, with the endpoint's side of the connection.
 async fn meshed() -> (Proxy, Peer, SocketAddr) {
+    meshed_with(|_| {}).await
+}
+
+async fn meshed_with(change: impl FnOnce(&mut Config)) -> (Proxy, Peer, SocketAddr) {
     let control = Control::default();
     let service = "10.1.1.4:80".parse().unwrap();
     control.policies.lock().insert(service, policy(SERVICE, vec![]));
-    let proxy = Proxy::start(service, control).await;
+    let proxy = Proxy::start_with(service, control, change, true).await;
     let (peer, port) = Peer::listen(&proxy.mesh.credentials(SERVER)).await;
     let workload: SocketAddr = "127.0.0.1:8080".parse().unwrap();
     proxy.control.update(SERVICE, add(vec![endpoint(workload, Some((SERVER, port)))]));

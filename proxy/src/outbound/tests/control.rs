@@ -34,7 +34,7 @@ async fn codes_about_policies_refuse_connections_or_leave_them_to_the_profile_or
         control.policies.lock().insert(service, policy(SERVICE, vec![]));
         control.update(SERVICE, add(vec![endpoint(named("policy").await, None)]));
         control.instead(Call::Policy, [instead]);
-        let proxy = Proxy::patient(service, control).await;
+        let proxy = Proxy::start(service, control).await;
         assert_eq!(proxy.exchange(BYTES).await, expected, "{instead:?}");
         let (ip, port) = (service.ip(), service.port());
         let target = format!(r#"target_addr="{service}",target_ip="{ip}",target_port="{port}""#);
@@ -73,8 +73,8 @@ async fn codes_about_profiles_and_endpoints_are_final_or_asked_about_again() {
         }
         control.instead(call, [instead]);
         let proxy = match expected {
-            "504" => Proxy::start(service, control).await,
-            _ => Proxy::patient(service, control).await,
+            "504" => Proxy::start_with(service, control, fails_fast, true).await,
+            _ => Proxy::start(service, control).await,
         };
         assert_eq!(proxy.who().await, expected, "{call:?} {instead:?}");
         is_final(&proxy.control, call, calls).await;
@@ -90,7 +90,7 @@ async fn the_last_endpoints_stay_until_a_new_stream_replaces_them() {
     control.policies.lock().insert(service, policy(SERVICE, vec![]));
     let (old, kept) = (named("old").await, named("kept").await);
     control.update(SERVICE, add(vec![endpoint(old, None)]));
-    let proxy = Proxy::patient(service, control).await;
+    let proxy = Proxy::start(service, control).await;
     assert_eq!(proxy.who().await, "old");
     proxy.control.instead(Call::Endpoints, [Instead::Fail(Code::Unavailable), Instead::Silence]);
     proxy.control.replace(SERVICE, add(vec![endpoint(kept, None)]));
@@ -112,7 +112,7 @@ async fn endpoints_that_are_gone_when_the_stream_is_back_are_no_longer_used() {
     let service = "10.1.7.2:80".parse().unwrap();
     control.policies.lock().insert(service, policy(SERVICE, vec![]));
     control.update(SERVICE, add(vec![endpoint(named("old").await, None)]));
-    let proxy = Proxy::start(service, control).await;
+    let proxy = Proxy::start_with(service, control, fails_fast, true).await;
     assert_eq!(proxy.who().await, "old");
     proxy.control.replace(SERVICE, add(vec![]));
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -129,7 +129,7 @@ async fn a_destination_is_used_when_policy_and_profile_are_known_which_are_asked
         control.policies.lock().insert(service, policy(SERVICE, vec![]));
         control.update(SERVICE, add(vec![endpoint(named("policy").await, None)]));
         control.instead(silent, [Instead::Silence]);
-        let proxy = Arc::new(Proxy::patient(service, control.clone()).await);
+        let proxy = Arc::new(Proxy::start(service, control.clone()).await);
         let client = Arc::clone(&proxy);
         let mut answer = tokio::spawn(async move { client.exchange(BYTES).await });
         let both = || control.calls(Call::Policy) == 1 && control.calls(Call::Profile) == 1;
@@ -164,7 +164,7 @@ async fn a_policy_that_cannot_be_read_fails_requests_and_closes_other_connection
     let control = Control::default();
     let service = named("as it is").await;
     control.policies.lock().insert(service, OutboundPolicy::default());
-    let proxy = Proxy::patient(service, control).await;
+    let proxy = Proxy::start(service, control).await;
     let response = proxy.get("/").await;
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
     assert_eq!(response.headers()["l5d-proxy-error"], "invalid policy");

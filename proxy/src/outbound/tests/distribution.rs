@@ -55,7 +55,7 @@ async fn the_first_backend_with_an_endpoint_gets_everything() {
     let control = services().await;
     let over = Over::First(vec![balancer(EMPTY), balancer(FIRST), balancer(SECOND)]);
     control.policies.lock().insert(service(), distributing(&over));
-    let proxy = Proxy::patient(service(), control).await;
+    let proxy = Proxy::start(service(), control).await;
     let answers = (proxy.who().await, proxy.exchange(BYTES).await);
     let known = ["first".to_owned(), "second".to_owned()];
     assert!(known.contains(&answers.0) && known.contains(&answers.1), "from the beginning: {answers:?}");
@@ -77,7 +77,7 @@ async fn a_policy_splits_by_weight_among_backends_with_endpoints() {
     let weighted =
         [(balancer(FIRST), 800), (balancer(SECOND), 100), (Default::default(), 100), (balancer(EMPTY), 1_000_000)];
     control.policies.lock().insert(service(), distributing(&Over::Random(weighted.to_vec())));
-    let proxy = Proxy::patient(service(), control).await;
+    let proxy = Proxy::start(service(), control).await;
     let mut answers = std::collections::BTreeMap::<_, u32>::new();
     for _ in 0..200 {
         *answers.entry(proxy.who().await).or_default() += 1;
@@ -115,12 +115,7 @@ async fn what_one_backend_cannot_take_goes_to_another_one() {
         let control = services().await;
         control.update(DEAD, add(vec![endpoint(unused_addr(), None)]));
         control.policies.lock().insert(service(), distributing(&over));
-        let patient = |config: &mut Config| {
-            restless(config);
-            config.outbound.http_queue.failfast_timeout = Duration::from_secs(10);
-            config.outbound.tcp_queue.failfast_timeout = Duration::from_secs(10);
-        };
-        let proxy = Proxy::start_with(service(), control, patient, true).await;
+        let proxy = Proxy::start_with(service(), control, restless, true).await;
         while_connections_fail(&lines, 10, async || {
             let answers = (proxy.who().await, proxy.exchange(BYTES).await);
             assert_eq!(answers, ("second".to_owned(), "second".to_owned()), "{}", lines.text());
@@ -138,7 +133,11 @@ async fn a_connection_that_probes_an_endpoint_ends_no_fail_fast() {
     let control = Control::default();
     control.policies.lock().insert(service(), policy(SERVICE, vec![]));
     control.update(SERVICE, add(vec![endpoint(unused_addr(), None)]));
-    let proxy = Proxy::start_with(service(), control, restless, true).await;
+    let change = |config: &mut Config| {
+        restless(config);
+        fails_fast(config);
+    };
+    let proxy = Proxy::start_with(service(), control, change, true).await;
     let entered = || lines.text().matches("Unavailable; entering failfast").count();
     settled(async || {
         let _ = (proxy.who().await, proxy.exchange(BYTES).await);
@@ -157,7 +156,7 @@ async fn a_backend_of_weight_0_gets_nothing_while_the_others_have_no_endpoint() 
     let control = services().await;
     let over = Over::Random(vec![(balancer(EMPTY), 1), (balancer(SECOND), 0)]);
     control.policies.lock().insert(service(), distributing(&over));
-    let proxy = Proxy::start(service(), control).await;
+    let proxy = Proxy::start_with(service(), control, fails_fast, true).await;
     for _ in 0..3 {
         assert_eq!((proxy.who().await, proxy.exchange(BYTES).await), ("504".to_owned(), String::new()));
     }
@@ -169,13 +168,14 @@ async fn a_backend_that_nothing_is_known_about_is_waited_for_once() {
     control.instead(Call::Endpoints, [Instead::Silence; 2]);
     let over = Over::First(vec![balancer(FIRST), balancer(SECOND)]);
     control.policies.lock().insert(service(), distributing(&over));
-    let proxy = Proxy::start(service(), control).await;
+    let timeout = Duration::from_secs(5);
+    let proxy = Proxy::start_with(service(), control, |config| wait_for_endpoints(config, timeout), true).await;
     assert_eq!(proxy.who().await, "504");
     let again = Instant::now();
     for _ in 0..2 {
         assert_eq!(proxy.who().await, "504");
     }
-    assert!(again.elapsed() < Duration::from_millis(900), "failing fast does not wait again");
+    assert!(again.elapsed() < timeout, "failing fast does not wait again");
     proxy.control.speak();
     let deadline = Instant::now() + Duration::from_secs(60);
     while proxy.who().await == "504" {
@@ -187,7 +187,7 @@ async fn a_backend_that_nothing_is_known_about_is_waited_for_once() {
 async fn without_a_backend_requests_fail_and_connections_are_closed() {
     let control = Control::default();
     control.policies.lock().insert(service(), distributing(&Over::Nothing));
-    let proxy = Proxy::patient(service(), control).await;
+    let proxy = Proxy::start(service(), control).await;
     let response = proxy.get("/").await;
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
     assert_eq!(response.headers()["l5d-proxy-error"], "the route has no backend");
@@ -204,7 +204,7 @@ async fn an_address_of_a_policy_gets_requests_and_connections() {
     let (http, bytes) = (Over::First(vec![http]), Over::First(vec![bytes]));
     let control = Control::default();
     control.policies.lock().insert(service(), detecting(http_route(&http, vec![]), opaque_route(&bytes)));
-    let proxy = Proxy::patient(service(), control).await;
+    let proxy = Proxy::start(service(), control).await;
     assert_eq!((proxy.who().await.as_str(), proxy.exchange(BYTES).await.as_str()), ("requests", "bytes"));
 }
 
@@ -214,7 +214,7 @@ async fn a_policy_that_changes_moves_the_requests_of_an_open_connection() {
     let of = |addr| distributing(&Over::First(vec![forward(addr)]));
     let before = of(application("before").await);
     control.policies.lock().insert(service(), before);
-    let proxy = Proxy::patient(service(), control).await;
+    let proxy = Proxy::start(service(), control).await;
     let mut sender = proxy.http1().await;
     let mut answer = async || {
         sender.ready().await.expect("the connection stays");
@@ -242,7 +242,7 @@ async fn overrides_of_a_profile_take_requests_and_bytes_from_the_policy() {
             ..DestinationProfile::default()
         };
         control.profiles.lock().insert(service().to_string(), profile);
-        let proxy = Proxy::patient(service(), control).await;
+        let proxy = Proxy::start(service(), control).await;
         let expected = if overrides { "second" } else { "first" };
         let answers = (proxy.who().await, proxy.exchange(BYTES).await);
         assert_eq!(answers, (expected.to_owned(), expected.to_owned()), "{overrides} {opaque_protocol}");
@@ -257,7 +257,7 @@ async fn a_request_is_load_until_its_response_begins() {
     let control = Control::default();
     control.policies.lock().insert(service(), policy(SERVICE, vec![]));
     control.update(SERVICE, add(vec![endpoint(script.listen().await, None)]));
-    let proxy = Proxy::patient(service(), control).await;
+    let proxy = Proxy::start(service(), control).await;
     let target = proxy.worker.target(service());
     let plan = target.ready().await.unwrap();
     let backends = &plan.http_routes(false).unwrap().actions().next().unwrap().backends;

@@ -5,6 +5,7 @@ use std::{
     net::SocketAddr,
     pin::Pin,
     sync::Arc,
+    time::Duration,
 };
 
 use futures::{Stream, StreamExt, stream};
@@ -34,6 +35,7 @@ use weft_proto::linkerd::{
 use weft_tls::credentials::Credentials;
 
 use crate::{
+    config::Config,
     inbound::testing,
     outbound::Outbound,
     shared::Shared,
@@ -230,6 +232,18 @@ impl OutboundPolicies for Control {
         self.watchers.lock().push((followed, tx));
         Ok(Response::new(UnboundedReceiverStream::new(rx).boxed()))
     }
+}
+
+/// Requests and connections wait this long for an endpoint: a minute in tests that say nothing else, so that they find
+/// one on a busy machine too.
+pub(crate) fn wait_for_endpoints(config: &mut Config, timeout: Duration) {
+    config.outbound.http_queue.failfast_timeout = timeout;
+    config.outbound.tcp_queue.failfast_timeout = timeout;
+}
+
+/// For tests in which a request or a connection finds no endpoint.
+pub(crate) fn fails_fast(config: &mut Config) {
+    wait_for_endpoints(config, Duration::from_millis(500));
 }
 
 /// An endpoint in the form of the destination controller; `meshed` is its identity and its proxy's port.

@@ -100,8 +100,7 @@ impl Chain {
 
 fn impatient(config: &mut Config) {
     config.outbound.connect_timeout = Duration::from_millis(300);
-    config.outbound.http_queue.failfast_timeout = Duration::from_millis(500);
-    config.outbound.tcp_queue.failfast_timeout = Duration::from_millis(500);
+    fails_fast(config);
     config.inbound.connect_timeout = Duration::from_millis(300);
     config.inbound.detect_timeout = Duration::from_millis(300);
     config.control_streams.initial = Some(Duration::from_millis(300));

@@ -52,8 +52,7 @@ impl Clusters {
         config.destination.control.port = controller.port();
         config.policy.control.port = controller.port();
         config.outbound.allow_loopback = true;
-        config.outbound.http_queue.failfast_timeout = Duration::from_millis(500);
-        config.outbound.tcp_queue.failfast_timeout = Duration::from_millis(500);
+        wait_for_endpoints(&mut config, Duration::from_secs(60));
         config.inbound.gateway_suffixes = vec![crate::destination::Suffix::parse("svc.cluster.local.").unwrap()];
         config.identity.local_name = identity.parse().unwrap();
         config.identity.server_name = identity.into();
@@ -368,7 +367,10 @@ async fn websockets_pass_a_gateway() {
 
 #[tokio::test]
 async fn a_gateways_header_has_host_and_port_of_the_service() {
-    let clusters = Clusters::start().await;
+    let control = Control::default();
+    let service = "10.1.3.1:80".parse().unwrap();
+    control.policies.lock().insert(service, policy(SERVICE, vec![]));
+    let clusters = Clusters::behind(Proxy::start_with(service, control, fails_fast, true).await, |_| {}).await;
     let (peer, port) = Peer::listen(&clusters.client.mesh.credentials(GATEWAY)).await;
     for transport_port in [None, Some(port)] {
         let mut gateway = clusters.endpoint(&format!("{REMOTE}:8080"));

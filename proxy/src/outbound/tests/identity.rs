@@ -12,7 +12,7 @@ async fn the_wrong_server_is_refused() {
     let control = Control::default();
     let service = "10.1.1.5:80".parse().unwrap();
     control.policies.lock().insert(service, policy(SERVICE, vec![]));
-    let proxy = Proxy::start(service, control).await;
+    let proxy = Proxy::start_with(service, control, fails_fast, true).await;
     let (peer, port) = Peer::listen(&proxy.mesh.credentials("impostor.demo")).await;
     proxy.control.update(SERVICE, add(vec![endpoint("127.0.0.1:1".parse().unwrap(), Some((SERVER, port)))]));
     let _impostor = tokio::spawn(async move { peer.accept().await });
@@ -27,7 +27,8 @@ async fn a_server_with_a_spiffe_id_has_to_be_the_one_that_discovery_names() {
         let control = Control::default();
         let service = "10.1.4.1:80".parse().unwrap();
         control.policies.lock().insert(service, policy(SERVICE, vec![]));
-        let proxy = Proxy::start(service, control).await;
+        let change = if is_reached { (|_: &mut Config| {}) as fn(&mut Config) } else { fails_fast };
+        let proxy = Proxy::start_with(service, control, change, true).await;
         let (peer, port) = Peer::listen(&proxy.mesh.svid(actual)).await;
         let mut workload = endpoint("127.0.0.1:8080".parse().unwrap(), Some((SERVER, port)));
         let strategy = Strategy::UriLikeIdentity(UriLikeIdentity { uri: ID.to_owned() });

@@ -15,7 +15,7 @@ async fn fail_fast_its_end_and_requests_that_fail_are_logged_at_info() {
     let service = "10.1.6.1:80".parse().unwrap();
     control.policies.lock().insert(service, policy(SERVICE, vec![]));
     control.update(SERVICE, add(vec![]));
-    let proxy = Proxy::start(service, control).await;
+    let proxy = Proxy::start_with(service, control, fails_fast, true).await;
     let written = |expected: &str| {
         let text = lines.text();
         let found = text.lines().filter(|line| line.contains(" INFO ") && line.contains(expected)).count();
@@ -51,6 +51,7 @@ async fn an_endpoint_that_refuses_connections_is_a_warning_once_for_each_pause()
     control.policies.lock().insert(service, policy(SERVICE, vec![]));
     control.update(SERVICE, add(vec![endpoint(dead, None)]));
     let rest = |config: &mut Config| {
+        fails_fast(config);
         config.outbound.backoff_min = Duration::from_secs(60);
         config.outbound.backoff_max = Duration::from_secs(60);
     };

@@ -224,7 +224,8 @@ async fn what_ends_a_request_early_is_named_as_by_linkerd() {
             let script = Script::new(act);
             let scripts: &[&Script] = if act.is_some() { &[&script] } else { &[] };
             let policy = named(resilience::changed(|rule| rule.timeouts = Some(timeouts(limit))));
-            let proxy = proxy(policy, scripts, |_| {}).await;
+            let change = if act.is_some() { (|_: &mut Config| {}) as fn(&mut Config) } else { fails_fast };
+            let proxy = proxy(policy, scripts, change).await;
             let status = read(proxy.get("/").await).await;
             // The head was late on a busy machine.
             if labels.contains("200") && status != StatusCode::OK && limit < resilience::LIMITS[3] {
@@ -403,7 +404,7 @@ async fn balancers_are_counted_by_parent_backend_and_protocol() {
 #[tokio::test]
 async fn a_balancer_that_fails_fast_has_its_gate_shut() {
     let labels = format!("{PARENT},{BACKEND}");
-    let proxy = proxy(named(policy(SERVICE, vec![])), &[], |_| {}).await;
+    let proxy = proxy(named(policy(SERVICE, vec![])), &[], fails_fast).await;
     let gate = |name: &str| format!("outbound_http_balancer_queue_gate_{name}_total");
     for _ in 0..3 {
         assert_eq!(read(proxy.get("/").await).await, 504);

@@ -23,7 +23,7 @@ async fn proxy(policy: OutboundPolicy) -> (Proxy, Script) {
     control.policies.lock().insert(service, policy);
     let script = Script::default();
     control.update(SERVICE, add(vec![endpoint(script.listen().await, None)]));
-    (Proxy::patient(service, control).await, script)
+    (Proxy::start(service, control).await, script)
 }
 
 fn grpc() -> Request<Full<Bytes>> {

@@ -27,15 +27,6 @@ pub(super) async fn named(name: &'static str) -> SocketAddr {
 }
 
 impl Proxy {
-    /// A proxy whose requests and connections wait long for an endpoint, however busy the machine is.
-    pub(super) async fn patient(orig_dst: SocketAddr, control: Control) -> Self {
-        let wait = |config: &mut Config| {
-            config.outbound.http_queue.failfast_timeout = Duration::from_secs(60);
-            config.outbound.tcp_queue.failfast_timeout = Duration::from_secs(60);
-        };
-        Self::start_with(orig_dst, control, wait, true).await
-    }
-
     /// Who answers a request, or the status of the proxy's own answer.
     pub(super) async fn who(&self) -> String {
         let response = self.get("/").await;

@@ -464,7 +464,7 @@ async fn an_endpoint_that_takes_all_of_the_time_to_connect_costs_no_request_and_
 
 #[tokio::test]
 async fn each_attempt_has_the_time_to_find_an_endpoint() {
-    let (proxy, peer, workload) = meshed().await;
+    let (proxy, peer, workload) = meshed_with(fails_fast).await;
     // Longer than a request waits for an endpoint.
     let slow = Retry { timeout: duration(Duration::from_millis(800)), ..retry(1) };
     proxy.control.change_policy("10.1.1.4:80".parse().unwrap(), changed(|rule| rule.retry = Some(slow.clone())));
