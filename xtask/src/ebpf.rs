@@ -90,8 +90,14 @@ pub(crate) fn cargo(workspace: &Workspace, toolchain: &Toolchain, subcommand: &s
         }
     };
     // Settings of a build for the host must not affect this one.
-    for variable in ["CARGO_TARGET_DIR", "CARGO_BUILD_TARGET", "RUSTFLAGS", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER"]
-    {
+    for variable in [
+        "CARGO_TARGET_DIR",
+        "CARGO_BUILD_TARGET",
+        "CARGO_INCREMENTAL",
+        "RUSTFLAGS",
+        "RUSTC_WRAPPER",
+        "RUSTC_WORKSPACE_WRAPPER",
+    ] {
         cargo.env_remove(variable);
     }
     let directory = workspace.ebpf();
