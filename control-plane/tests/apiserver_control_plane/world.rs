@@ -521,8 +521,8 @@ impl Updates {
         assert_eq!(seen, expected);
     }
 
-    /// The next update with an address: `+` and `-` with addresses. The first answer about a Service without endpoints
-    /// has none.
+    /// The next update: `+` and `-` with addresses. The first answer about a Service without endpoints has none, and is
+    /// passed over.
     pub(crate) async fn next(&mut self) -> String {
         self.next_within(PATIENCE).await
     }
@@ -534,7 +534,7 @@ impl Updates {
         while parts.is_empty() {
             let waiting = tokio::time::timeout(patience, self.stream.message()).await.expect("an update in time");
             let update = waiting.unwrap().expect("the stream goes on").update.unwrap();
-            self.last = Some(update.clone());
+            let is_first = self.last.replace(update.clone()).is_none();
             parts = match update {
                 update::Update::Add(set) => {
                     set.addrs.into_iter().map(|one| format!("+{}", addr(one.addr.unwrap()))).collect()
@@ -542,6 +542,7 @@ impl Updates {
                 update::Update::Remove(set) => set.addrs.into_iter().map(|one| format!("-{}", addr(one))).collect(),
                 update::Update::NoEndpoints(_) => vec!["none".to_owned()],
             };
+            assert!(is_first || !parts.is_empty(), "an update that says nothing");
         }
         parts.sort();
         parts.join(" ")
