@@ -234,7 +234,7 @@ fn tutorial_end(world: &mut World) {
 
 fn watches_and_does_not_poll(world: &mut World) {
     let account = "system:serviceaccount:linkerd:linkerd-destination";
-    let (since, start) = world.quiet.unwrap();
+    let (since, start) = world.since_install.unwrap();
     let before = world.cluster.audit().unwrap().unwrap();
     let by_destination = |entry: &&Value| entry["user"]["username"] == account;
     let watches = || before.iter().filter(by_destination).filter(|entry| entry["verb"] == "watch");
@@ -249,7 +249,7 @@ fn watches_and_does_not_poll(world: &mut World) {
     // nothing is listed.
     std::thread::sleep(Duration::from_secs(30).saturating_sub(since.elapsed()));
     let log = world.cluster.audit().unwrap().unwrap();
-    let quiet = since.elapsed();
+    let span = since.elapsed();
     let new = log[start.min(log.len())..].iter().filter(by_destination);
     let (mut renewals, mut polls) = (BTreeMap::new(), Vec::new());
     for entry in new.filter(|entry| entry["stage"] == "ResponseComplete") {
@@ -262,12 +262,12 @@ fn watches_and_does_not_poll(world: &mut World) {
             _ => {}
         }
     }
-    assert!(polls.is_empty(), "within {quiet:?} of quiet these were asked: {polls:?}");
+    assert!(polls.is_empty(), "within {span:?} these were asked: {polls:?}");
     for lease in [LEASE, "policy-controller-write"] {
         let renewals = renewals.remove(lease).unwrap_or(0);
-        let expected = quiet.as_secs() / 2;
+        let expected = span.as_secs() / 2;
         let bounds = expected / 2..=expected * 4 / 3;
-        assert!(bounds.contains(&renewals), "about every 2 s {lease} is renewed, but {renewals} times in {quiet:?}");
+        assert!(bounds.contains(&renewals), "about every 2 s {lease} is renewed, but {renewals} times in {span:?}");
     }
     assert!(renewals.is_empty(), "leases that are not Linkerd's: {renewals:?}");
 }

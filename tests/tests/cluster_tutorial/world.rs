@@ -49,7 +49,7 @@ pub(super) struct World {
     shell: Shell,
     blocks: Vec<Block>,
     /// The time at which the mesh was installed, and the length of the audit log then.
-    pub(super) quiet: Option<(Instant, usize)>,
+    pub(super) since_install: Option<(Instant, usize)>,
     /// Whether workloads of other kinds were started.
     has_workloads: bool,
     /// Whether the tutorial ran up to its last section, or its error.
@@ -77,7 +77,7 @@ impl World {
             cluster,
             shell,
             blocks,
-            quiet: None,
+            since_install: None,
             has_workloads: false,
             installed: None,
             is_removed: false,
@@ -95,7 +95,7 @@ impl World {
         if self.installed.is_none() {
             let outcome = catch(|| self.follow_tutorial(|section| !Self::is_end(section)));
             let log = self.cluster.audit().map_err(|error| format!("{error:#}"))?;
-            self.quiet = log.map(|entries| (Instant::now(), entries.len()));
+            self.since_install = log.map(|entries| (Instant::now(), entries.len()));
             self.installed = Some(outcome.clone().map_err(|_| "there is no mesh: the tutorial failed".into()));
             return outcome;
         }
