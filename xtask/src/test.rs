@@ -120,8 +120,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         } else {
             None
         };
-        ebpf::build(&workspace, &setup::ensure(Scope::Run)?)?;
-        let snapshot = Snapshot::take(&workspace, &build::tests(&workspace)?)?;
+        let build = || {
+            ebpf::build(&workspace, &setup::ensure(Scope::Run)?)?;
+            Snapshot::take(&workspace, &build::tests(&workspace)?)
+        };
+        // Now: this program ends when the tools are there, too.
+        let snapshot = build().inspect_err(|error| eprintln!("error: {error:#}"))?;
         let environment = [("WEFT_BIN_DIR", snapshot.directory().display().to_string())];
         if args.level == Level::All {
             levels.unit(&workspace, args);
