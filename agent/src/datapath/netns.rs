@@ -46,7 +46,7 @@ pub(crate) struct Netns {
     pub(crate) cookie: u64,
     /// The addresses of its interfaces, except loopback's, in the order of interfaces; link-local ones last.
     pub(crate) addresses: Vec<IpAddr>,
-    /// The listeners of the proxy's user; `None` if the kernel did not say.
+    /// The listeners of the proxy's user; `None` if sock_diag did not answer.
     pub(crate) listening: Option<Vec<Listening>>,
 }
 
@@ -84,8 +84,9 @@ impl Netns {
             let mut connection = addresses::connect().map_err(no_addresses)?;
             let cookie = cookies.here(&connection).map_err(|source| NetnsError::Cookie { path: text(), source })?;
             let addresses = addresses::own(&mut connection, deadline).map_err(no_addresses)?;
-            // If this fails, a search for listeners says why, where one is needed.
-            let listening = sock_diag::listening(deadline, |one| one.uid == proxy_uid).ok();
+            // Every review of a pod visits it: /proc/net/tcp would take too long. If this fails, a search for listeners
+            // reads that, where one is needed.
+            let listening = sock_diag::asked(deadline, &|one| one.uid == proxy_uid).ok();
             Ok((cookie, addresses, listening))
         };
         let visited = inside(&file, visit);

@@ -2,8 +2,8 @@
 //!
 //! /proc/net/tcp has the same information, but walks the connections of the whole node for it, and again for every
 //! page that is read: 10 ms for an empty namespace of a node with 262,144 buckets, 25 ms with 10,000 connections, more
-//! if they change, while sock_diag takes 0.1 ms. It is used if sock_diag does not answer: `tcp_diag` is a module that
-//! a kernel may lack.
+//! if they change, while sock_diag takes 0.1 ms. It is used if sock_diag does not answer a search: `tcp_diag` is a
+//! module that a kernel may lack.
 
 use std::{
     fs::File,
@@ -58,7 +58,11 @@ pub(crate) fn listening(deadline: Duration, wanted: impl Fn(&Listening) -> bool)
     })
 }
 
-fn asked(deadline: Duration, wanted: &impl Fn(&Listening) -> bool) -> io::Result<Vec<Listening>> {
+/// As [`listening`], from sock_diag alone.
+///
+/// # Errors
+/// Those of the kernel, which may lack `tcp_diag`, and `TimedOut`.
+pub(crate) fn asked(deadline: Duration, wanted: &impl Fn(&Listening) -> bool) -> io::Result<Vec<Listening>> {
     let (mut connection, mut found) = (Connection::open(NETLINK_SOCK_DIAG)?, Vec::new());
     for (family, address_family, any) in [(4, AF_INET, SocketId::new_v4()), (6, AF_INET6, SocketId::new_v6())] {
         let request = SockDiagMessage::InetRequest(InetRequest {
