@@ -52,21 +52,22 @@ impl Wake {
     /// yet, or cannot be watched, its pods are only found later.
     pub(super) fn watch_parents(&mut self) {
         for directory in std::mem::take(&mut self.unwatched) {
-            match self.watch(&directory) {
+            match self.watch(&directory, WatchFlags::empty()) {
                 Some(number) => drop(self.parents.insert(number, directory)),
                 None => self.unwatched.push(directory),
             }
         }
     }
 
-    fn watch(&self, directory: &Path) -> Option<i32> {
-        let flags = WatchFlags::CREATE | WatchFlags::ONLYDIR;
+    fn watch(&self, directory: &Path, more: WatchFlags) -> Option<i32> {
+        let flags = WatchFlags::CREATE | WatchFlags::ONLYDIR | more;
         inotify::add_watch(self.inotify.as_ref()?.get_ref(), directory, flags).ok()
     }
 
-    /// Watches a pod's own cgroup until it is removed. May be called repeatedly.
+    /// Watches a pod's own cgroup until the next entry. Called before each attempt.
     pub(super) fn watch_pod(&mut self, directory: &Path, uid: &str) {
-        if let Some(number) = self.watch(directory) {
+        // Once: cgroupfs does not report that a directory was removed, so the watch would never end.
+        if let Some(number) = self.watch(directory, WatchFlags::ONESHOT) {
             self.pods.insert(number, uid.to_owned());
         }
     }
@@ -98,6 +99,11 @@ impl Wake {
                 }
             }
             guard.clear_ready();
+            // A directory may have been removed and created again: cgroupfs reports only the second. Adding a watch
+            // that exists changes nothing.
+            if woken.contains(&None) {
+                self.unwatched.extend(self.parents.drain().map(|(_, directory)| directory));
+            }
             if !woken.is_empty() {
                 return Ok(woken);
             }
@@ -107,7 +113,7 @@ impl Wake {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, time::Duration};
 
     use futures::FutureExt as _;
 
@@ -126,6 +132,8 @@ mod tests {
         wake.watch_pod(&pod, "uid-1");
         fs::create_dir(pod.join("container")).unwrap();
         assert_eq!(wake.woken().await.unwrap(), [uid()]);
+        assert!(wake.pods.is_empty(), "watched again before the next attempt");
+        wake.watch_pod(&pod, "uid-1");
         fs::remove_dir_all(&pod).unwrap();
         fs::create_dir(&pod).unwrap();
         assert_eq!(wake.woken().await.unwrap(), [uid()]);
@@ -151,6 +159,23 @@ mod tests {
             fs::create_dir(directory.path().join(format!("other-{uid}"))).unwrap();
             assert_eq!(wake.woken().await.unwrap(), [None]);
         }
+    }
+
+    #[tokio::test]
+    async fn a_directory_of_pods_whose_end_is_not_reported_is_watched_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let burstable = directory.path().join("burstable");
+        fs::create_dir(&burstable).unwrap();
+        let mut wake = Wake::new(vec![directory.path().to_path_buf(), burstable.clone()]);
+        wake.watch_parents();
+        // The watch stays with what was renamed, as with a directory that is removed from cgroupfs.
+        fs::rename(&burstable, directory.path().join("removed")).unwrap();
+        fs::create_dir(&burstable).unwrap();
+        assert_eq!(wake.woken().await.unwrap(), [None]);
+        wake.watch_parents();
+        fs::create_dir(burstable.join("poduid-1")).unwrap();
+        let woken = tokio::time::timeout(Duration::from_secs(20), wake.woken()).await;
+        assert_eq!(woken.unwrap().unwrap(), [Some("uid-1".to_owned())]);
     }
 
     #[tokio::test]
