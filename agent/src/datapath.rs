@@ -376,6 +376,7 @@ impl Datapath {
         self.programs.detach_pod(cookie)?;
         self.keeper.release_pod(cookie);
         self.maps.remove_entry(cookie)?;
+        self.listeners.forget(cookie);
         self.maps.remove_rules(cookie, None)?;
         self.names.remove(cookie);
         self.suspects.remove(&cookie);
@@ -410,14 +411,15 @@ impl Kernel for Datapath {
         let next = rules.entry(old.map_or(1, |old| old.generation.wrapping_add(1)));
         let unchanged = old.filter(|old| old.rules == next.rules);
         let mut entry = unchanged.unwrap_or(next);
+        let self_enrolled = old.is_some_and(|old| old.has(pod::SELF_ENROLLED));
         // Nothing steers the pod's inbound connections yet, and what steers them refuses those without a listener: a
         // proxy that listens already must not lose any.
-        let (is_unknown, is_new) = (old.is_none(), old.is_none_or(|old| old.has(pod::SELF_ENROLLED)));
+        let (is_unknown, is_new) = (old.is_none(), old.is_none() || self_enrolled);
         if unchanged.is_none() {
             if let Some(otherwise) = self.needs_listeners(cookie, old.as_ref(), &entry)? {
                 match listeners {
                     Some(listeners) => self.adopt(cookie, &entry, listeners)?,
-                    None => match self.listeners.search(cookie, &entry, is_new)? {
+                    None => match self.listeners.search(cookie, &entry, self_enrolled)? {
                         Some(search) if search.may_find(netns) => return Ok(Begun::Search { search, otherwise }),
                         Some(_) => listeners = Some(&[]),
                         None => {}
@@ -452,7 +454,7 @@ impl Kernel for Datapath {
         match listeners.filter(|_| !is_unknown) {
             Some(listeners) => self.adopt(cookie, &entry, listeners)?,
             None => {
-                if let Some(search) = self.listeners.search(cookie, &entry, is_new)? {
+                if let Some(search) = self.listeners.search(cookie, &entry, self_enrolled)? {
                     return Ok(Begun::Pending(Pending { enrolment, search }));
                 }
             }

@@ -124,12 +124,20 @@ impl Listeners {
         self.proxies.insert(proxy, slots, 0).map_err(|source| ListenersError::Write { name: map::PROXIES, source })
     }
 
+    /// Forgets what was seen of a removed pod's proxy: without an entry the programs may not record its successor.
+    pub(crate) fn forget(&mut self, netns_cookie: u64) {
+        if let Some((_, seen)) = &mut self.seen {
+            seen.retain(|proxy, _| proxy.netns_cookie != netns_cookie);
+        }
+    }
+
     /// What has to be searched for before a pod's inbound connections can be redirected; `None` if its proxy's
     /// listeners are known.
     ///
-    /// Of a pod that no agent has enrolled yet (`is_new`), the programs' note is believed without a look at the
-    /// listeners. A note outlives its listener until the next collection, and the programs were attached all that time:
-    /// they record the listener that follows, as that of any proxy that starts again.
+    /// Of a pod that the kernel enrolled and no agent has yet (`self_enrolled`), the programs' note is believed without
+    /// a look at the listeners. A note outlives its listener until the next collection, and the pod had an entry all
+    /// that time: the programs record the listener that follows, as that of any proxy that starts again. Without an
+    /// entry they may not.
     ///
     /// # Errors
     /// See [`ListenersError`].
@@ -137,9 +145,9 @@ impl Listeners {
         &mut self,
         netns_cookie: u64,
         pod: &Pod,
-        is_new: bool,
+        self_enrolled: bool,
     ) -> Result<Option<Search>, ListenersError> {
-        let Known { inbound, outbound, admin } = self.known(netns_cookie, pod, is_new)?;
+        let Known { inbound, outbound, admin } = self.known(netns_cookie, pod, self_enrolled)?;
         let carry = self.carries(netns_cookie);
         if inbound && outbound && admin && carry {
             return Ok(None);
@@ -187,11 +195,11 @@ impl Listeners {
         Ok(adopted)
     }
 
-    fn known(&mut self, netns_cookie: u64, pod: &Pod, is_new: bool) -> Result<Known, ListenersError> {
+    fn known(&mut self, netns_cookie: u64, pod: &Pod, self_enrolled: bool) -> Result<Known, ListenersError> {
         // Whether the programs have recorded a listener on a port: the note says that there is or was one.
         let mut is_known = |port| {
             let key = proxy_key(netns_cookie, pod, port);
-            Ok::<_, ListenersError>(self.is_noted(&key)? && (is_new || self.was_seen_listening(&key)?))
+            Ok::<_, ListenersError>(self.is_noted(&key)? && (self_enrolled || self.was_seen_listening(&key)?))
         };
         Ok(Known {
             inbound: is_known(pod.inbound_port)?,

@@ -128,6 +128,21 @@ pub(crate) fn attestation_wants_a_listener(world: &mut World) {
     world.pod("b", PROXY_UID).connect("10.98.0.3:8080").reached(4143);
 }
 
+/// The kernel does not enrol pods by itself: without an entry the programs record no proxy.
+pub(crate) fn restart_while_withdrawn_is_found(world: &mut World) {
+    world.mesh("b");
+    let b = world.proxy("b");
+    let mut client = world.pod("c", APPLICATION_UID);
+    client.connect("10.98.0.2:8080").reached(4143);
+    world.mesh("b");
+    world.withdraw("b");
+    // Its note outlives it until the next collection.
+    drop(b);
+    let _b = world.proxy("b");
+    world.mesh("b");
+    client.connect("10.98.0.2:8080").reached(4143);
+}
+
 pub(crate) fn proxies_are_known_by_group_or_cgroup(world: &mut World) {
     restart_self_enrolling(world);
     let Pair { b: _b, c, servers: _servers } = Pair::new(world);
