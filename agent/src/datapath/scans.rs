@@ -81,7 +81,7 @@ impl<K: Ord + Clone> ScanSlots<K> {
     /// Scans a pod when it has a slot.
     ///
     /// # Errors
-    /// When the scan panicked, or no thread can be started for it.
+    /// When the scan panicked, or the runtime of its threads cannot be built.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         pod: &K,
