@@ -163,7 +163,8 @@ pub(crate) fn set_bypassed(pin_dir: &Path, bypassed: bool) -> Result<bool, Migra
     let no_datapath = || MigrateError::NoDatapath { path: pin_dir.display().to_string() };
     let mut before = maps::set_switch(&pins, switch::BYPASS, bypassed)?.ok_or_else(no_datapath)?;
     for path in older(pin_dir)? {
-        // Without switches, because an agent was killed at its first start, it redirects nothing.
+        // Layouts from 2 on have switches. Without them, because an agent was killed at its first start, the layout
+        // redirects nothing.
         before &= maps::set_switch(&Pins::new(&path), switch::BYPASS, bypassed)?.unwrap_or(true);
     }
     Ok(before)

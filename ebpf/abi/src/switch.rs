@@ -1,6 +1,6 @@
 //! Indices of the switches of a running datapath. Each is a separate word, so that one can be set without reading the
 //! others. All are 0 initially. A later layout does not change them, because its agent sets switches of the earlier one
-//! while both are in force.
+//! while both are in force (docs/adr/0009).
 
 /// Not 0: produce events.
 pub const TRACE: u32 = 0;
