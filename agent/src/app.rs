@@ -182,7 +182,12 @@ async fn serve(config: &Config, prepared: Prepared, cluster: Option<Cluster>) ->
     tasks.spawn("losses", losses::watch(datapath.clone(), publisher));
     tasks.spawn("pins", pins::watch(datapath.clone(), lock.clone(), readiness.gate("pins")));
     let caught_up = cluster.as_ref().map(|_| readiness.gate("pods"));
-    tasks.spawn("migration", migrate::run(datapath.clone(), config.pin_dir.clone(), caught_up.clone()));
+    let (gate, trackings) = (caught_up.clone(), pods.clone());
+    let failed = move || match &gate {
+        Some(gate) => gate.is_open().then(|| kubernetes::failed(&trackings)),
+        None => Some(Vec::new()),
+    };
+    tasks.spawn("migration", migrate::run(datapath.clone(), config.pin_dir.clone(), failed));
     if config.debug_log {
         tasks.spawn("kernel-log", kernel_log(ebpf));
     }

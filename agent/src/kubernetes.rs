@@ -93,6 +93,15 @@ pub(crate) struct Outputs {
     pub(crate) reports: mpsc::UnboundedSender<Report>,
 }
 
+/// The node's pods that are not enrolled because an attempt failed or an annotation cannot be read. A pod that is still
+/// starting is not one of them.
+pub(crate) fn failed(pods: &watch::Receiver<Trackings>) -> Vec<PodName> {
+    let has_failed = |pod: &&Tracking| {
+        pod.enrolled.is_none() && matches!(pod.problem, Some(Problem::Failed(_) | Problem::Annotation(_)))
+    };
+    pods.borrow().iter().flatten().filter(has_failed).map(|pod| pod.name.clone()).collect()
+}
+
 /// The labels of pods that belong to one of these control planes, or to any.
 fn selector(control_planes: &[String]) -> String {
     match control_planes {
@@ -248,7 +257,31 @@ fn locate(locator: &Locator, pod: &MeshedPod, meter: &mut CpuMeter) -> Result<(S
 
 #[cfg(test)]
 mod tests {
+    use weft_k8s_api::inject::InjectError;
+
     use super::*;
+
+    #[test]
+    fn pods_whose_enrolment_failed_are_known_by_name() {
+        let failed_with = || Some(Problem::Failed("map full".into()));
+        let unreadable = InjectError { annotation: "config.linkerd.io/x", value: "y".into(), expected: "z" };
+        let pods = [
+            ("enrolled", Some(1), None),
+            ("changed", Some(2), failed_with()),
+            ("starting", None, Some(Problem::NotYet("no process".into()))),
+            ("failed", None, failed_with()),
+            ("refused", None, Some(Problem::Annotation(unreadable))),
+        ];
+        let pods = pods.into_iter().map(|(name, cookie, problem)| Tracking {
+            name: PodName { namespace: "shop".into(), name: name.into() },
+            uid: format!("uid-{name}"),
+            enrolled: cookie.map(|cookie| Enrolment { cookie, after: Duration::ZERO }),
+            problem,
+        });
+        let (_trackings, pods) = watch::channel(Some(pods.collect()));
+        let names: Vec<String> = failed(&pods).into_iter().map(|pod| pod.name).collect();
+        assert_eq!(names, ["failed", "refused"]);
+    }
 
     #[test]
     fn pods_are_selected_by_their_control_plane() {

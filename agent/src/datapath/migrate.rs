@@ -16,7 +16,8 @@
 //!
 //! The kernel enrols new pods in this layout alone: in the older one they would get neither addresses nor skipped
 //! ports. Those that only the kernel enrolled there are unknown here: so on a Kubernetes node the older programs stay
-//! until the agent has looked at every pod that the API server lists.
+//! until the agent has attempted to enrol every pod that the API server lists, and while one is not enrolled because
+//! that failed. The log names those, too.
 //!
 //! Refuses to read an older layout's maps, and writes only their switches, whose places stay the same.
 
@@ -28,7 +29,7 @@ use std::{
 };
 
 use weft_ebpf_abi::{LAYOUT, switch};
-use weft_runtime::{error::chain, readiness::Gate};
+use weft_runtime::error::chain;
 
 use crate::datapath::{
     DatapathError,
@@ -38,6 +39,7 @@ use crate::datapath::{
     maps,
     pins::{Pins, PinsError},
     programs::{self, ProgramsError, REDIRECTING},
+    rules::PodName,
 };
 
 /// Interval of checks of an older layout's pods.
@@ -170,18 +172,22 @@ pub(crate) fn set_bypassed(pin_dir: &Path, bypassed: bool) -> Result<bool, Migra
     Ok(before)
 }
 
-/// Retires older layouts, then waits forever. Failures are logged and retried. On a Kubernetes node, `caught_up` opens
-/// when the node's pods were looked at.
+/// Retires older layouts, then waits forever. Failures are logged and retried. `failed_pods` returns those of a
+/// Kubernetes node that could not be enrolled, or `None` before the first attempt of each.
 ///
 /// # Errors
 /// Never.
-pub(crate) async fn run(datapath: Handle, pin_dir: PathBuf, caught_up: Option<Gate>) -> anyhow::Result<()> {
+pub(crate) async fn run(
+    datapath: Handle,
+    pin_dir: PathBuf,
+    failed_pods: impl Fn() -> Option<Vec<PodName>>,
+) -> anyhow::Result<()> {
     let mut last_problem = None;
     let mut ticks = tokio::time::interval(PERIOD);
     loop {
         ticks.tick().await;
-        let is_caught_up = caught_up.as_ref().is_none_or(Gate::is_open);
-        let problem = match retire_all(&datapath, &pin_dir, is_caught_up).await {
+        let failed = failed_pods();
+        let problem = match retire_all(&datapath, &pin_dir, failed.as_deref()).await {
             Ok(None) => std::future::pending().await,
             Ok(Some(waiting)) => waiting,
             Err(error) => chain(&error),
@@ -194,7 +200,11 @@ pub(crate) async fn run(datapath: Handle, pin_dir: PathBuf, caught_up: Option<Ga
 }
 
 /// Returns what it waits for, if anything.
-async fn retire_all(datapath: &Handle, pin_dir: &Path, is_caught_up: bool) -> Result<Option<String>, MigrateError> {
+async fn retire_all(
+    datapath: &Handle,
+    pin_dir: &Path,
+    failed: Option<&[PodName]>,
+) -> Result<Option<String>, MigrateError> {
     let mut waiting = None;
     for path in older(pin_dir)? {
         // Held until the directory is gone, so that no older agent takes it over in between.
@@ -208,8 +218,13 @@ async fn retire_all(datapath: &Handle, pin_dir: &Path, is_caught_up: bool) -> Re
         };
         let pins = Pins::new(&path);
         maps::set_switch(&pins, switch::SELF_ENROL, false)?;
-        if !is_caught_up {
+        let Some(failed) = failed else {
             waiting = Some("the agent has not looked at every pod of the node yet".to_owned());
+            continue;
+        };
+        if !failed.is_empty() {
+            let names: Vec<String> = failed.iter().map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect();
+            waiting = Some(format!("pods that could not be enrolled: {}", names.join(", ")));
             continue;
         }
         let sample = datapath.call(|kernel| kernel.sample(Duration::ZERO)).await?;
