@@ -378,7 +378,7 @@ impl Parts {
             None => {
                 let client = self.api(cluster).await?;
                 let events = Events::new(client.clone(), "identity");
-                let place = Place::cluster(&client, &cluster.controller_namespace).await;
+                let place = Place::cluster(&client, &cluster.controller_namespace, args.identity_scheme).await;
                 let reviewer = Reviewer::new(client, args.identity_accept_any_audience).await?;
                 (Tokens::Review(Box::new(reviewer)), place, events)
             }

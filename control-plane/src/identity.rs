@@ -101,8 +101,9 @@ impl Certifier {
         if let Err(error) = issuer.verify(SystemTime::now()) {
             let problem = error.to_string();
             if let Some(regarding) = self.place.regarding() {
+                let (set, certificate, key) = self.place.issuer_values();
                 let note = format!(
-                    "{problem}; set identity.issuer.tls.crtPEM and keyPEM, or identityTrustAnchorsPEM, to new ones"
+                    "{problem}; {set} {certificate} and {key} to new ones, or set identityTrustAnchorsPEM to a new one"
                 );
                 self.events.repeated_warning(issuer::VALIDATION_FAILED, note, regarding);
             }

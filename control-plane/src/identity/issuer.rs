@@ -49,12 +49,17 @@ pub(crate) enum Scheme {
 }
 
 impl Scheme {
-    /// Paths of certificate and key in a directory.
-    fn files(self, directory: &Path) -> (PathBuf, PathBuf) {
-        let (certificate, key) = match self {
+    /// Names of certificate and key.
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
             Self::Linkerd => ("crt.pem", "key.pem"),
             Self::Kubernetes => ("tls.crt", "tls.key"),
-        };
+        }
+    }
+
+    /// Paths of certificate and key in a directory.
+    fn files(self, directory: &Path) -> (PathBuf, PathBuf) {
+        let (certificate, key) = self.names();
         (directory.join(certificate), directory.join(key))
     }
 }
@@ -62,9 +67,14 @@ impl Scheme {
 /// Why an issuer could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LoadError {
-    /// Neither pair of files exists.
-    #[error("{0} holds neither crt.pem and key.pem nor tls.crt and tls.key")]
-    Missing(PathBuf),
+    /// The certificate or the key does not exist.
+    #[error("the issuer's certificate or key is missing in {directory}")]
+    Missing {
+        /// The directory of both.
+        directory: PathBuf,
+        /// Which pair of files was read; `None` if there is neither.
+        scheme: Option<Scheme>,
+    },
     /// A file cannot be read.
     #[error("cannot read {path}: {source}")]
     Read {
@@ -100,6 +110,8 @@ pub(crate) enum Place {
     Cluster {
         /// Namespace of the control plane.
         namespace: String,
+        /// Format of the issuer's Secret.
+        scheme: Option<Scheme>,
         /// The Deployment on which Events are published.
         deployment: Box<ObjectReference>,
     },
@@ -107,7 +119,7 @@ pub(crate) enum Place {
 
 impl Place {
     /// The objects of a cluster. Without the Deployment's uid `kubectl describe` would not show its Events.
-    pub(crate) async fn cluster(client: &Client, namespace: &str) -> Self {
+    pub(crate) async fn cluster(client: &Client, namespace: &str, scheme: Option<Scheme>) -> Self {
         let reference = match Api::<Deployment>::namespaced(client.clone(), namespace).get(DEPLOYMENT).await {
             Ok(deployment) => deployment.object_ref(&()),
             Err(error) => {
@@ -127,7 +139,7 @@ impl Place {
                 }
             }
         };
-        Self::Cluster { namespace: namespace.to_owned(), deployment: Box::new(reference) }
+        Self::Cluster { namespace: namespace.to_owned(), scheme, deployment: Box::new(reference) }
     }
 
     /// The object of Events about the issuer.
@@ -156,16 +168,35 @@ impl Place {
         }
     }
 
+    /// The beginning of a remedy, and what certificate and key are called in it: the chart ignores its values where
+    /// another tool writes the Secret.
+    pub(super) fn issuer_values(&self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Self::Cluster { scheme: Some(Scheme::Kubernetes), .. } => {
+                ("have the tool that writes the Secret set", "tls.crt", "tls.key")
+            }
+            Self::Cluster { .. } | Self::Files(_) => {
+                ("set", "identity.issuer.tls.crtPEM", "identity.issuer.tls.keyPEM")
+            }
+        }
+    }
+
     /// The problem with the issuer, and a remedy.
     fn explain(&self, error: &LoadError) -> String {
+        let (set, certificate, key) = self.issuer_values();
         match error {
-            LoadError::Missing(dir) => match self {
-                Self::Files(_) => format!("--identity-issuer-dir {}: {error}", dir.display()),
-                Self::Cluster { namespace, .. } => format!(
-                    "Secret {namespace}/{SECRET}: neither keys crt.pem and key.pem nor tls.crt and tls.key; set the Helm \
-                     values identity.issuer.tls.crtPEM and keyPEM"
-                ),
-            },
+            LoadError::Missing { directory, scheme } => {
+                let missing = match scheme.map(Scheme::names) {
+                    Some((certificate, key)) => format!("{certificate} or {key} is missing"),
+                    None => "neither crt.pem and key.pem nor tls.crt and tls.key".to_owned(),
+                };
+                match self {
+                    Self::Files(_) => format!("--identity-issuer-dir {}: {missing}", directory.display()),
+                    Self::Cluster { namespace, .. } => {
+                        format!("Secret {namespace}/{SECRET}: {missing}; {set} {certificate} and {key}")
+                    }
+                }
+            }
             LoadError::Read { path, source } => format!("{}: cannot be read: {source}", self.file(path)),
             LoadError::Anchors { source, .. } => {
                 let remedy = "set the Helm value identityTrustAnchorsPEM to the root certificate in PEM";
@@ -174,23 +205,21 @@ impl Place {
             LoadError::Issuer { path, source } => {
                 let remedy = match source {
                     IssuerError::Chain(_) => format!(
-                        "identity.issuer.tls.crtPEM must be issued by the root in identityTrustAnchorsPEM ({}), and \
-                         neither may be expired",
+                        "{certificate} must be issued by the root in identityTrustAnchorsPEM ({}), and neither may be \
+                         expired",
                         self.anchors()
                     ),
                     IssuerError::AnchorExpired => {
                         format!("set identityTrustAnchorsPEM ({}) to a root that is valid", self.anchors())
                     }
-                    IssuerError::Mismatch => {
-                        "set identity.issuer.tls.crtPEM and keyPEM to a certificate and its own key".to_owned()
-                    }
+                    IssuerError::Mismatch => format!("{set} {certificate} and {key} to a certificate and its own key"),
                     IssuerError::Key(_) => {
-                        "set identity.issuer.tls.keyPEM to the issuer's private key in PEM, without a password"
-                            .to_owned()
+                        format!("{set} {key} to the issuer's private key in PEM, without a password")
                     }
-                    _ => "set identity.issuer.tls.crtPEM to a certificate of an intermediate authority, such as step \
-                          certificate create --profile intermediate-ca makes"
-                        .to_owned(),
+                    _ => format!(
+                        "{set} {certificate} to a certificate of an intermediate authority, such as step certificate \
+                         create --profile intermediate-ca makes"
+                    ),
                 };
                 format!("{}: {source}; {remedy}", self.file(path))
             }
@@ -277,18 +306,21 @@ impl CurrentIssuer {
 
 impl Files {
     fn read(&self) -> Result<Texts, LoadError> {
-        let (certificate, key) = match self.scheme {
-            Some(scheme) => scheme.files(&self.issuer),
-            None => [Scheme::Linkerd, Scheme::Kubernetes]
-                .map(|scheme| scheme.files(&self.issuer))
-                .into_iter()
-                .find(|(certificate, _)| certificate.exists())
-                .ok_or_else(|| LoadError::Missing(self.issuer.clone()))?,
-        };
+        let missing = |scheme| LoadError::Missing { directory: self.issuer.clone(), scheme };
+        let exists = |scheme: &Scheme| scheme.files(&self.issuer).0.exists();
+        let scheme = self.scheme.or_else(|| [Scheme::Linkerd, Scheme::Kubernetes].into_iter().find(exists));
+        let scheme = scheme.ok_or_else(|| missing(None))?;
+        let (certificate, key) = scheme.files(&self.issuer);
         let read =
             |path: &Path| fs::read_to_string(path).map_err(|source| LoadError::Read { path: path.to_owned(), source });
+        let read_issuer = |path: &Path| {
+            read(path).map_err(|error| match error {
+                LoadError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => missing(Some(scheme)),
+                error => error,
+            })
+        };
         let anchors = read(&self.anchors)?;
-        let (certificate_text, key_text) = (read(&certificate)?, read(&key)?);
+        let (certificate_text, key_text) = (read_issuer(&certificate)?, read_issuer(&key)?);
         Ok(Texts { certificate: (certificate, certificate_text), key: (key, key_text), anchors })
     }
 

@@ -214,11 +214,41 @@ async fn of_two_pairs_of_files_the_schemes_is_read() {
 }
 
 #[tokio::test]
+async fn a_missing_issuer_has_the_remedy_of_its_scheme() {
+    use issuer::Scheme;
+    weft_tls::install_crypto_provider();
+    let dir = tempfile::tempdir().unwrap();
+    let root = Root::generate("root").unwrap();
+    let anchors = dir.path().join("ca-bundle.crt");
+    std::fs::write(&anchors, root.certificate_pem()).unwrap();
+    let problem = async |scheme: Option<Scheme>| {
+        let place = Place::Cluster { namespace: "linkerd".to_owned(), scheme, deployment: Box::default() };
+        let files = issuer::Files { issuer: dir.path().to_owned(), scheme, anchors: anchors.clone() };
+        issuer::start(files, &place, &Events::none()).await.err().unwrap().to_string()
+    };
+    let values = "set identity.issuer.tls.crtPEM and identity.issuer.tls.keyPEM";
+    assert!(problem(None).await.ends_with(values));
+    // A Secret that was made by hand and has the keys of the other scheme.
+    std::fs::write(dir.path().join("crt.pem"), root.issue_issuer("issuer").unwrap().certificate).unwrap();
+    let secret = "Secret linkerd/linkerd-identity-issuer";
+    assert_eq!(
+        problem(Some(Scheme::Kubernetes)).await,
+        format!(
+            "{secret}: tls.crt or tls.key is missing; have the tool that writes the Secret set tls.crt and tls.key"
+        )
+    );
+    for scheme in [Some(Scheme::Linkerd), None] {
+        let expected = format!("{secret}: crt.pem or key.pem is missing; {values}");
+        assert_eq!(problem(scheme).await, expected, "{scheme:?}");
+    }
+}
+
+#[tokio::test]
 async fn startup_errors_name_object_key_and_remedy() {
     weft_tls::install_crypto_provider();
     let (root, stranger) = (Root::generate("root").unwrap(), Root::generate("stranger").unwrap());
     let (good, other) = (root.issue_issuer("issuer").unwrap(), stranger.issue_issuer("issuer").unwrap());
-    let place = Place::Cluster { namespace: "linkerd".to_owned(), deployment: Box::default() };
+    let place = Place::Cluster { namespace: "linkerd".to_owned(), scheme: None, deployment: Box::default() };
     let anchors = root.certificate_pem();
     for (name, certificate, key, anchors, parts) in [
         (
