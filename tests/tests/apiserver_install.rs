@@ -120,7 +120,7 @@ fn manifests_are_those_of_helm() {
             "--set",
             "proxy.tracing.enabled=true,proxy.tracing.collector.endpoint=otel.obs:4317,proxy.tracing.labels.zone=z,\
              proxy.tracing.collector.meshIdentity.serviceAccountName=otel,\
-             proxy.tracing.collector.meshIdentity.namespace=obs,proxy.readinessProbe.initialDelaySeconds=0,\
+             proxy.tracing.collector.meshIdentity.namespace=obs,proxy.readinessProbe.initialDelaySeconds=3,\
              podAnnotations.team=all,identity.podAnnotations.team=mesh,\
              proxy.resources.cpu.request=1500m,proxy.resources.cpu.limit=4",
         ],

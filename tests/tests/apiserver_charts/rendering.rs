@@ -173,7 +173,7 @@ fn the_control_planes_own_proxy_is_the_injectors() {
                   proxy.control.streams.lifetime=2h,proxy.inboundConnectTimeout=1s,\
                   proxy.disableOutboundProtocolDetectTimeout=true,proxy.inbound.server.http2.maxConcurrentStreams=9,\
                   proxy.livenessProbe.timeoutSeconds=4,\
-                  proxy.startupProbe.failureThreshold=9,proxy.readinessProbe.initialDelaySeconds=0,\
+                  proxy.startupProbe.failureThreshold=9,proxy.readinessProbe.initialDelaySeconds=3,\
                   proxy.tracing.enabled=true,proxy.tracing.collector.endpoint=otel.obs:4317,\
                   proxy.tracing.collector.meshIdentity.serviceAccountName=otel,\
                   proxy.tracing.collector.meshIdentity.namespace=obs,proxy.tracing.labels.zone=z,\
