@@ -15,7 +15,8 @@ use weft_proto::linkerd::destination::{
 use super::api::{ApiArgs, ProxyApi, answer};
 use crate::output::{self, WideFormat, note, or_nothing, progress, table};
 
-/// Time for the first endpoints. Discovery sends nothing for a Service without endpoints, and at once otherwise.
+/// Time for the first endpoints. Without endpoints, Weft's discovery answers at once about a local Service, but sends
+/// nothing about a linked or federated one, and Linkerd's about none.
 const FIRST_WITHIN: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Args)]
