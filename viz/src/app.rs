@@ -1,11 +1,11 @@
 //! The process: bind, start every task, serve, drain.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{io, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, anyhow};
 use kube::{
     Client, Config,
-    config::{KubeConfigOptions, Kubeconfig},
+    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 use tokio::net::TcpListener;
 use tonic::service::Routes;
@@ -131,12 +131,18 @@ async fn connect(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
     Client::try_from(config).context("prepare the client of the Kubernetes API")
 }
 
-/// As kubectl reads KUBECONFIG: of several files, the first one that defines a name counts.
+/// As kubectl reads KUBECONFIG: of several files, those that do not exist are skipped, and the first one that defines a
+/// name counts.
 fn read_kubeconfigs(paths: &Path) -> anyhow::Result<Kubeconfig> {
+    let paths: Vec<_> = std::env::split_paths(paths).filter(|path| !path.as_os_str().is_empty()).collect();
     let mut merged = Kubeconfig::default();
-    for path in std::env::split_paths(paths).filter(|path| !path.as_os_str().is_empty()) {
+    for path in &paths {
         let named = || format!("--kubeconfig {}", path.display());
-        merged = merged.merge(Kubeconfig::read_from(&path).with_context(named)?).with_context(named)?;
+        match Kubeconfig::read_from(path) {
+            Err(KubeconfigError::ReadConfig(error, _))
+                if paths.len() > 1 && error.kind() == io::ErrorKind::NotFound => {}
+            read => merged = merged.merge(read.with_context(named)?).with_context(named)?,
+        }
     }
     Ok(merged)
 }
@@ -157,12 +163,13 @@ mod tests {
         let first = write("first", &format!("current-context: west\n{}", cluster("first")));
         let contexts = "current-context: east\ncontexts: [{name: west, context: {cluster: west, user: jane}}]\n";
         let second = write("second", &format!("{contexts}{}", cluster("second")));
-        let paths = std::env::join_paths([Path::new(""), &first, &second]).unwrap();
+        let none = directory.path().join("none");
+        let paths = std::env::join_paths([Path::new(""), &none, &first, &second]).unwrap();
         let merged = read_kubeconfigs(Path::new(&paths)).unwrap();
         assert_eq!((merged.current_context.as_deref(), merged.contexts.len()), (Some("west"), 1));
         let servers = merged.clusters.iter().map(|named| named.cluster.as_ref().unwrap().server.as_deref().unwrap());
         assert_eq!(servers.collect::<Vec<_>>(), ["https://first"]);
-        let error = read_kubeconfigs(&directory.path().join("none")).unwrap_err().to_string();
+        let error = read_kubeconfigs(&none).unwrap_err().to_string();
         assert!(error.contains("--kubeconfig") && error.ends_with("none"), "{error}");
     }
 }
