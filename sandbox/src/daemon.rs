@@ -288,10 +288,12 @@ impl<R: FnMut(&State)> Daemon<R> {
     fn read_manifests(&mut self) -> Result<(), DaemonError> {
         let manifests = load(&self.shared.config.manifests)?;
         self.errors = manifests.errors.iter().map(ToString::to_string).collect();
-        self.ignored = ignored(&manifests);
-        for ignored in &self.ignored {
-            tracing::warn!("{ignored}");
+        let ignored = ignored(&manifests);
+        // Every change of a manifest has all of them read again.
+        for object in ignored.iter().filter(|line| !self.ignored.contains(line)) {
+            tracing::warn!(object, "the sandbox does not use this object");
         }
+        self.ignored = ignored;
         let objects = usable(manifests, &mut self.last);
         let mut all = desired(objects, &self.inject, &mut self.allocator);
         if self.shared.config.control_plane == ControlPlane::Weft {
