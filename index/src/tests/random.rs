@@ -45,6 +45,7 @@ struct Client {
     endpoints: Vec<Open<(Key, EndpointsQuery), Always<Endpoints>>>,
     service_profiles: Vec<Open<(Key, ProfileQuery), Always<ServiceProfile>>>,
     endpoint_profiles: Vec<Open<SocketAddr, Maybe<EndpointProfile>>>,
+    hostnames: Vec<Open<(Key, &'static str), Option<IpAddr>>>,
     inbound: Vec<Open<(Key, u16), Maybe<InboundServer>>>,
     inbound_external: Vec<Open<(Key, u16), Maybe<InboundServer>>>,
     outbound: Vec<Open<(SocketAddr, &'static str), Maybe<OutboundPolicy>>>,
@@ -99,12 +100,15 @@ impl Client {
         }
         let outside = addresses(&OUTSIDE);
         let outbound = addresses(&ADDRESSES).into_iter().chain(outside).flat_map(|addr| CLIENTS.map(|of| (addr, of)));
+        let pods = ["web-1", "web-2", "web-3"];
+        let hostnames = services().into_iter().flat_map(|key| pods.map(|name| (key.clone(), name)));
         let names = services().into_iter().flat_map(|key| PORTS.map(|port| (key.clone(), port)));
         let names = names.flat_map(|(key, port)| CLIENTS.map(|of| (key.clone(), port, of)));
         Self {
             endpoints: open(endpoints),
             service_profiles: open(service_profiles),
             endpoint_profiles: open(addresses(&ADDRESSES)),
+            hostnames: open(hostnames),
             inbound: open(ports_of(&[("shop", "web-1"), ("shop", "web-2"), ("shop", "web-3")])),
             inbound_external: open(ports_of(&[("shop", "vm")])),
             outbound: open(outbound),
@@ -128,6 +132,11 @@ impl Client {
             // While an address is ambiguous, an open stream is silent and a new one is refused.
             let answer = open.answer(|_| false, |addr| index.index().watch_endpoint_profile(*addr).ok()).flatten();
             all.push(format!("profile {}: {answer:?}", open.question));
+        }
+        for open in &mut self.hostnames {
+            let ask = |(key, hostname): &(Key, &str)| index.index().watch_pod_of_service(key, hostname);
+            let answer = open.answer(Option::is_none, ask).flatten();
+            all.push(format!("hostname {:?}: {answer:?}", open.question));
         }
         for open in &mut self.inbound {
             let answer = open.answer(Option::is_none, |(key, port)| index.index().watch_inbound(key, *port)).flatten();
