@@ -21,8 +21,9 @@ use serde::{Serialize, de::DeserializeOwned};
 use weft_k8s_api::policy::{AuthorizationPolicy, Server, ServerAuthorization, TargetRef, selects};
 
 use crate::{
-    cluster::{ANSWER, Cluster, ClusterArgs, explain},
+    cluster::{Cluster, ClusterArgs},
     kind::{Kind, names},
+    mesh::list_if_served,
     output::{self, WideFormat, note, or_nothing, progress, table},
     resource::{self, Resource, Selection},
 };
@@ -134,7 +135,7 @@ where
     K::DynamicType: Default,
 {
     let what = format!("{}.{}", K::plural(&K::DynamicType::default()), K::group(&K::DynamicType::default()));
-    let found = served(Api::namespaced(cluster.client.clone(), namespace)).await;
+    let found = list_if_served(Api::namespaced(cluster.client.clone(), namespace), &ListParams::default()).await;
     found.map_err(|error| anyhow!("{what} in namespace {namespace}: {error}"))
 }
 
@@ -143,7 +144,8 @@ async fn routes(cluster: &Cluster, namespace: &str) -> Result<Vec<Route>> {
     for (group, version, kind, plural) in ROUTES {
         let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural);
         let api = Api::<DynamicObject>::namespaced_with(cluster.client.clone(), namespace, &resource);
-        let found = served(api).await.map_err(|error| anyhow!("{plural}.{group} in namespace {namespace}: {error}"))?;
+        let found = list_if_served(api, &ListParams::default()).await;
+        let found = found.map_err(|error| anyhow!("{plural}.{group} in namespace {namespace}: {error}"))?;
         all.extend(found.iter().map(|object| Route {
             group,
             kind,
@@ -152,19 +154,6 @@ async fn routes(cluster: &Cluster, namespace: &str) -> Result<Vec<Route>> {
         }));
     }
     Ok(all)
-}
-
-/// All objects of a kind; none if the API server does not have the kind.
-async fn served<K>(api: Api<K>) -> Result<Vec<K>, String>
-where
-    K: Clone + DeserializeOwned + std::fmt::Debug,
-{
-    match tokio::time::timeout(ANSWER, api.list(&ListParams::default())).await {
-        Ok(Ok(found)) => Ok(found.items),
-        Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(Vec::new()),
-        Ok(Err(error)) => Err(explain(&error)),
-        Err(_) => Err(format!("no answer within {}s", ANSWER.as_secs())),
-    }
 }
 
 /// Names of the Servers that are parents of a route.

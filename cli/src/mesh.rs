@@ -102,15 +102,36 @@ impl Mesh {
     }
 }
 
-/// All objects that match, or the error. They arrive in pages, because a deadline for all of them would depend on their
-/// number.
+/// All objects that match, or the error; of a `PartialObjectMeta`, their metadata alone. They arrive in pages, because
+/// a deadline for all of them would depend on their number.
 pub(crate) async fn list<K>(api: Api<K>, params: &ListParams) -> Fetched<Vec<K>>
+where
+    K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
+{
+    pages(api, params, false).await
+}
+
+/// As [`list`]; none if the API server does not have the kind.
+pub(crate) async fn list_if_served<K>(api: Api<K>, params: &ListParams) -> Fetched<Vec<K>>
+where
+    K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
+{
+    pages(api, params, true).await
+}
+
+async fn pages<K>(api: Api<K>, params: &ListParams, is_optional: bool) -> Fetched<Vec<K>>
 where
     K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
 {
     let (mut params, mut all) = (params.clone().limit(PAGE), Vec::new());
     loop {
-        let page = within(ANSWER, api.list(&params)).await?;
+        let page = async {
+            match api.list(&params).await {
+                Err(kube::Error::Api(status)) if is_optional && status.code == 404 => Ok(None),
+                page => page.map(Some),
+            }
+        };
+        let Some(page) = within(ANSWER, page).await? else { return Ok(all) };
         all.extend(page.items);
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params = params.continue_token(&token),

@@ -29,7 +29,7 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Resource, ResourceExt as _,
-    api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, LogParams, PostParams},
+    api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, LogParams, PartialObjectMeta, PostParams},
     client::Body,
 };
 use serde::de::DeserializeOwned;
@@ -163,9 +163,9 @@ async fn ask(part: Part, source: Source) -> (Part, Update) {
         }
         Part::Inventory => {
             let (roles, bindings, accounts, services) = join!(
-                names(Api::<ClusterRole>::all(client())),
-                names(Api::<ClusterRoleBinding>::all(client())),
-                names(Api::<ServiceAccount>::namespaced(client(), &cluster.namespace)),
+                names(Api::<PartialObjectMeta<ClusterRole>>::all(client())),
+                names(Api::<PartialObjectMeta<ClusterRoleBinding>>::all(client())),
+                names(Api::<PartialObjectMeta<ServiceAccount>>::namespaced(client(), &cluster.namespace)),
                 list(Api::<Service>::all(client()), &every),
             );
             Box::new(move |facts: &mut ClusterFacts| {
@@ -245,7 +245,7 @@ async fn names<K>(api: Api<K>) -> Fetched<BTreeSet<String>>
 where
     K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
 {
-    let all = within(ANSWER, api.list_metadata(&ListParams::default())).await?;
+    let all = list(api, &ListParams::default()).await?;
     Ok(all.iter().map(kube::ResourceExt::name_any).collect())
 }
 
@@ -552,8 +552,10 @@ mod tests {
     async fn a_list_is_read_to_its_last_page() {
         let (_directory, scope) = half_an_api_server(Mode::Installed).await;
         let client = scope.cluster.cluster().await.unwrap().client;
-        let nodes = list(Api::<Node>::all(client), &ListParams::default()).await.unwrap();
+        let nodes = list(Api::<Node>::all(client.clone()), &ListParams::default()).await.unwrap();
         assert_eq!(nodes.iter().map(kube::ResourceExt::name_any).collect::<Vec<_>>(), ["a", "b"]);
+        let of_metadata = names(Api::<PartialObjectMeta<Node>>::all(client)).await.unwrap();
+        assert_eq!(of_metadata, BTreeSet::from(["a", "b"].map(str::to_owned)));
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::{
     component, docs,
     mesh::{
         installed::{Installed, PART_OF},
-        list,
+        list, list_if_served,
     },
 };
 
@@ -127,10 +127,10 @@ impl Definition {
 
 /// The custom resource definitions of a cluster.
 pub(super) async fn definitions(cluster: &Cluster) -> Result<BTreeMap<String, Definition>> {
-    let api: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
-    let found = within(ANSWER, api.list_metadata(&ListParams::default())).await;
+    let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(cluster.client.clone());
+    let found = list(api, &ListParams::default()).await;
     let found = found.map_err(|problem| anyhow!("CustomResourceDefinitions of {}: {problem}", cluster.server))?;
-    Ok(found.items.iter().map(|found| (found.name_any(), Definition::of(found))).collect())
+    Ok(found.iter().map(|found| (found.name_any(), Definition::of(found))).collect())
 }
 
 /// The versions that each CustomResourceDefinition of a cluster serves.
@@ -154,15 +154,15 @@ pub(super) async fn version(cluster: &Cluster) -> Result<String> {
 /// Pods with a proxy of this mesh that have not ended, without those of the control plane and of the component
 /// weft-viz: `namespace/name`.
 pub(super) async fn meshed(cluster: &Cluster) -> Result<Vec<String>> {
-    let api: Api<Pod> = Api::all(cluster.client.clone());
+    let api: Api<PartialObjectMeta<Pod>> = Api::all(cluster.client.clone());
     let (namespace, own, other) =
         (&cluster.namespace, labels::CONTROL_PLANE_COMPONENT, component::SELECTOR.replace('=', "!="));
     let selector = format!("{}={namespace},!{own},{other}", labels::CONTROL_PLANE_NS);
     // A Job keeps its pods when they have ended, and nothing reaches them any more.
     let alive = ListParams::default().labels(&selector).fields("status.phase!=Succeeded,status.phase!=Failed");
-    let found = within(ANSWER, api.list_metadata(&alive)).await;
+    let found = list(api, &alive).await;
     let found = found.map_err(|problem| anyhow!("pods of {}: {problem}", cluster.server))?;
-    Ok(found.items.iter().map(|pod| format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())).collect())
+    Ok(found.iter().map(|pod| format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())).collect())
 }
 
 /// The component weft-viz in a cluster.
@@ -176,10 +176,10 @@ pub(super) struct InstalledViz {
 impl InstalledViz {
     /// The first one that there is.
     pub(super) async fn find(cluster: &Cluster) -> Result<Option<Self>> {
-        let api: Api<Deployment> = Api::all(cluster.client.clone());
-        let found = within(ANSWER, api.list_metadata(&ListParams::default().labels(component::SELECTOR))).await;
+        let api: Api<PartialObjectMeta<Deployment>> = Api::all(cluster.client.clone());
+        let found = list(api, &ListParams::default().labels(component::SELECTOR)).await;
         let found = found.map_err(|problem| anyhow!("Deployments of {}: {problem}", cluster.server))?;
-        Ok(found.items.first().map(|found| Self {
+        Ok(found.first().map(|found| Self {
             namespace: found.namespace().unwrap_or_default(),
             release: found.annotations().get(HELM_RELEASE).cloned(),
         }))
@@ -225,16 +225,9 @@ pub(super) async fn objects_with(
             kind: kind.to_owned(),
             plural: plural.to_owned(),
         };
-        let api: Api<DynamicObject> = Api::all_with(cluster.client.clone(), &resource);
-        let parameters = ListParams::default().labels(selector);
-        let list = async {
-            match api.list_metadata(&parameters).await {
-                // The cluster does not have this kind, such as those of the Prometheus Operator.
-                Err(kube::Error::Api(status)) if status.code == 404 => Ok(Vec::new()),
-                found => found.map(|found| found.items),
-            }
-        };
-        let found = within(ANSWER, list).await;
+        let api: Api<PartialObjectMeta<DynamicObject>> = Api::all_with(cluster.client.clone(), &resource);
+        // Not every cluster has every kind, such as those of the Prometheus Operator.
+        let found = list_if_served(api, &ListParams::default().labels(selector)).await;
         let found = found.map_err(|problem| anyhow!("{plural} of {}: {problem}", cluster.server))?;
         let object = |found: PartialObjectMeta<DynamicObject>| Object {
             api_version: api_version.to_owned(),

@@ -6,10 +6,10 @@ use kube::{
     api::{ListParams, PartialObjectMeta},
 };
 
-use super::{Fetched, installed::PART_OF};
+use super::{Fetched, installed::PART_OF, list};
 use crate::{
     agent,
-    cluster::{ANSWER, Cluster, HELM_RELEASE, within},
+    cluster::{Cluster, HELM_RELEASE},
     docs,
 };
 
@@ -30,11 +30,11 @@ pub(crate) struct OtherAgent {
 impl OtherAgent {
     /// Those of a cluster.
     pub(crate) async fn list(cluster: &Cluster) -> Fetched<Vec<Self>> {
-        let api = Api::<DaemonSet>::all(cluster.client.clone());
+        let api = Api::<PartialObjectMeta<DaemonSet>>::all(cluster.client.clone());
         let (part_of, ours) = PART_OF;
         let selector = format!("{part_of}={ours},{}", agent::SELECTOR);
-        let found = within(ANSWER, api.list_metadata(&ListParams::default().labels(&selector))).await?;
-        let all = found.items.iter().map(Self::of);
+        let found = list(api, &ListParams::default().labels(&selector)).await?;
+        let all = found.iter().map(Self::of);
         Ok(all.filter(|found| !found.is_of(&cluster.namespace)).collect())
     }
 
