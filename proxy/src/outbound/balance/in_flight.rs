@@ -1,0 +1,68 @@
+//! A request's share of its endpoint's load, and what the balancer learns from how the request ends.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use tokio::time::Instant;
+
+use super::{Balanced, breaker::Report};
+
+/// A picked endpoint. It counts as in flight until it is finished or dropped.
+pub(crate) struct InFlight {
+    balanced: Option<Arc<Balanced>>,
+    /// The endpoint, if it waits for a report of how the request ended.
+    judged: Option<Arc<Balanced>>,
+    /// When it was picked; `None` once its latency is recorded.
+    started: Option<Instant>,
+}
+
+impl InFlight {
+    pub(super) fn start(balanced: Arc<Balanced>, now: Instant) -> Self {
+        balanced.in_flight.fetch_add(1, Ordering::Relaxed);
+        let judged = balanced.is_judged.then(|| Arc::clone(&balanced));
+        Self { balanced: Some(balanced), judged, started: Some(now) }
+    }
+
+    /// Records how the request ended, if that changes anything.
+    pub(crate) fn report(mut self, report: Report) {
+        if let Some(judged) = self.judged.take() {
+            judged.report(&report);
+        }
+    }
+
+    /// The picked endpoint; `None` once finished.
+    pub(crate) fn balanced(&self) -> Option<&Arc<Balanced>> {
+        self.balanced.as_ref()
+    }
+
+    /// Records the latency while the connection continues: the endpoint stays loaded.
+    pub(crate) fn measured(&mut self) {
+        if let (Some(balanced), Some(started)) = (&self.balanced, self.started.take()) {
+            let now = Instant::now();
+            balanced.rtt.lock().add(now.duration_since(started), now);
+        }
+    }
+
+    /// Records the latency at the start of the answer, and ends the request in flight.
+    pub(crate) fn finish(&mut self) {
+        self.measured();
+        if let Some(balanced) = self.balanced.take() {
+            balanced.in_flight.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        if let Some(judged) = self.judged.take() {
+            judged.abandoned();
+        }
+        if let Some(balanced) = self.balanced.take() {
+            // Without an answer, as from an endpoint that hangs: its load would only fade, and attract more requests.
+            if let Some(started) = self.started {
+                let now = Instant::now();
+                balanced.rtt.lock().raise(now.duration_since(started), now);
+            }
+            balanced.in_flight.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
