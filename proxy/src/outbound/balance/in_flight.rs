@@ -13,13 +13,15 @@ pub(crate) struct InFlight {
     judged: Option<Arc<Balanced>>,
     /// When it was picked; `None` once its latency is recorded.
     started: Option<Instant>,
+    /// When the head of its response came.
+    head: Option<Instant>,
 }
 
 impl InFlight {
     pub(super) fn start(balanced: Arc<Balanced>, now: Instant) -> Self {
         balanced.in_flight.fetch_add(1, Ordering::Relaxed);
         let judged = balanced.is_judged.then(|| Arc::clone(&balanced));
-        Self { balanced: Some(balanced), judged, started: Some(now) }
+        Self { balanced: Some(balanced), judged, started: Some(now), head: None }
     }
 
     /// Records how the request ended, if that changes anything.
@@ -42,6 +44,11 @@ impl InFlight {
         }
     }
 
+    /// Notes that the head of the response is there. The load changes when its body begins.
+    pub(crate) fn answered(&mut self) {
+        self.head = Some(Instant::now());
+    }
+
     /// Records the latency at the start of the answer, and ends the request in flight.
     pub(crate) fn finish(&mut self) {
         self.measured();
@@ -57,10 +64,11 @@ impl Drop for InFlight {
             judged.abandoned();
         }
         if let Some(balanced) = self.balanced.take() {
-            // Without an answer, as from an endpoint that hangs: its load would only fade, and attract more requests.
+            // Without an answer, as from an endpoint that hangs: its load would only fade, and attract more requests. A
+            // stream whose head has come is answered, however long its body takes to begin.
             if let Some(started) = self.started {
                 let now = Instant::now();
-                balanced.rtt.lock().raise(now.duration_since(started), now);
+                balanced.rtt.lock().raise(self.head.unwrap_or(now).duration_since(started), now);
             }
             balanced.in_flight.fetch_sub(1, Ordering::Relaxed);
         }

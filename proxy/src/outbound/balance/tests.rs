@@ -106,6 +106,18 @@ async fn a_request_without_an_answer_raises_the_load_and_never_lowers_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_stream_that_ends_before_its_body_counts_until_its_head() {
+    let endpoint = Arc::new(balanced());
+    let mut stream = InFlight::start(Arc::clone(&endpoint), Instant::now());
+    tokio::time::advance(Duration::from_secs(1)).await;
+    stream.answered();
+    tokio::time::advance(Duration::from_secs(3600)).await;
+    assert_eq!(endpoint.in_flight(), 1, "it is load until its body begins");
+    drop(stream);
+    assert!((endpoint.cost(Instant::now()) - 1.0).abs() < 1e-9, "{}", endpoint.cost(Instant::now()));
+}
+
+#[tokio::test(start_paused = true)]
 async fn of_two_endpoints_the_cheaper_one_is_picked() {
     let (shared, _drain) = testing::shared(testing::config(), &Mesh::new());
     let addrs = (1..=3).map(|n| SocketAddr::from(([10, 0, 0, n], 80)));

@@ -207,9 +207,12 @@ impl Exchange<'_> {
             let since = Instant::now();
             *self.current.lock() = Some(Current { endpoint: Arc::clone(&endpoint), in_flight, since });
             let attempt = self.attempt(&endpoint, balanced.as_ref(), request).await;
-            let in_flight = self.current.lock().take().and_then(|current| current.in_flight);
+            let mut in_flight = self.current.lock().take().and_then(|current| current.in_flight);
             let (again, reason) = match attempt {
                 Ok((response, checked_out)) => {
+                    if let Some(in_flight) = &mut in_flight {
+                        in_flight.answered();
+                    }
                     if let Some(balanced) = &balanced {
                         balanced.recovered();
                     }
