@@ -85,7 +85,6 @@ pub(crate) struct Balancer {
     load: Load,
     accrual: Option<Arc<Accrual>>,
     state: Mutex<State>,
-    fail_fast: FailFast,
     /// How many may wait for an endpoint.
     capacity: usize,
     pool: Arc<PoolState>,
@@ -95,6 +94,7 @@ pub(crate) struct Balancer {
 struct PoolState {
     /// Looked up when the balancer is used: policies name many that never are.
     metrics: LazyLock<BalancerMetrics, LookUp>,
+    fail_fast: FailFast,
     /// Notified when an endpoint becomes available.
     available: Notify,
     endpoints: AtomicUsize,
@@ -157,17 +157,17 @@ impl Balancer {
         let queue = if kind == BalancerKind::Http { outbound.http_queue } else { outbound.tcp_queue };
         let of = Arc::clone(&shared);
         let look_up = move || of.metrics.balancer(kind, &labels, queue.failfast_timeout);
+        let fail_fast = FailFast::new(discovered.service.clone(), queue.failfast_timeout);
         let mut changes = discovered.state.clone();
         changes.mark_changed();
         Self {
             shared,
-            fail_fast: FailFast::new(Arc::clone(&discovered), queue.failfast_timeout),
             discovered,
             load,
             accrual,
             state: Mutex::new(State { changes, endpoints: Vec::new(), is_known: false, refused: None }),
             capacity: queue.capacity,
-            pool: Arc::new(PoolState::new(Box::new(look_up))),
+            pool: Arc::new(PoolState::new(Box::new(look_up), fail_fast)),
         }
     }
 
@@ -197,7 +197,7 @@ impl Balancer {
                 Err(Unready::Until(wake)) => wake,
                 Err(Unready::Refused(addr)) => return Err(SelectError::PlaintextRefused(addr)),
             };
-            if self.fail_fast.is_active() {
+            if self.is_failing_fast() {
                 return Err(SelectError::FailFast);
             }
             let until = wake.map_or(deadline, |wake| wake.min(deadline));
@@ -206,7 +206,7 @@ impl Balancer {
                 () = available => {}
                 () = tokio::time::sleep_until(until) => {
                     if Instant::now() >= deadline {
-                        self.fail_fast.enter(&self.pool.metrics);
+                        self.pool.fail_fast.enter(&self.pool.metrics);
                         return Err(SelectError::FailFast);
                     }
                 }
@@ -230,7 +230,7 @@ impl Balancer {
 
     /// Whether requests that find no endpoint fail at once.
     pub(crate) fn is_failing_fast(&self) -> bool {
-        self.fail_fast.is_active()
+        self.pool.fail_fast.is_active()
     }
 
     /// Whether an endpoint can be picked right now.
@@ -279,9 +279,9 @@ impl Balancer {
         };
         match picked {
             Some(index) => {
-                // What probes an endpoint may fail, and ends no fail-fast.
+                // What probes an endpoint may fail, and ends fail-fast when it is connected.
                 if !endpoints[index].picked(now) {
-                    self.fail_fast.exit(&self.pool.metrics);
+                    self.pool.fail_fast.exit(&self.pool.metrics);
                 }
                 Ok(InFlight::start(Arc::clone(&endpoints[index]), now))
             }
@@ -332,9 +332,10 @@ impl Balancer {
 }
 
 impl PoolState {
-    fn new(look_up: LookUp) -> Self {
+    fn new(look_up: LookUp, fail_fast: FailFast) -> Self {
         Self {
             metrics: LazyLock::new(look_up),
+            fail_fast,
             available: Notify::new(),
             endpoints: AtomicUsize::new(0),
             ejected: AtomicUsize::new(0),
@@ -482,6 +483,7 @@ impl Balanced {
             rest.failures = 0;
             rest.probing = false;
             self.pool.metrics.restored();
+            self.pool.fail_fast.exit(&self.pool.metrics);
             self.pool.available.notify_waiters();
         }
     }

@@ -2,30 +2,27 @@
 //! log lines, whose level and words are linkerd2-proxy's (`linkerd/proxy/balance/queue/src/worker.rs`).
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::{discover::Endpoints, metrics::BalancerMetrics};
+use crate::metrics::BalancerMetrics;
 
-/// The state of one balancer. It begins when a request has waited for the timeout, and ends when a request finds an
-/// endpoint that does not come from a rest.
+/// The state of one balancer. It begins when a request has waited for the timeout, and ends when an endpoint is reached
+/// after its rest, or when a request finds one that had none.
 pub(super) struct FailFast {
-    discovered: Arc<Endpoints>,
+    service: String,
     timeout: Duration,
     is_active: AtomicBool,
     since: Mutex<Option<Instant>>,
 }
 
 impl FailFast {
-    pub(super) fn new(discovered: Arc<Endpoints>, timeout: Duration) -> Self {
-        Self { discovered, timeout, is_active: AtomicBool::new(false), since: Mutex::new(None) }
+    pub(super) fn new(service: String, timeout: Duration) -> Self {
+        Self { service, timeout, is_active: AtomicBool::new(false), since: Mutex::new(None) }
     }
 
     /// Whether requests that find no endpoint fail at once.
@@ -40,17 +37,17 @@ impl FailFast {
         }
         *self.since.lock() = Some(Instant::now());
         metrics.gate_was_shut();
-        let (service, timeout) = (&*self.discovered.service, self.timeout.as_secs_f64());
+        let (service, timeout) = (&*self.service, self.timeout.as_secs_f64());
         tracing::info!(service, timeout, "Unavailable; entering failfast");
     }
 
-    /// A request has found an endpoint.
+    /// An endpoint is there again.
     pub(super) fn exit(&self, metrics: &BalancerMetrics) {
         if !self.is_active() || !self.is_active.swap(false, Ordering::Relaxed) {
             return;
         }
         metrics.gate_opened();
         let elapsed = self.since.lock().take().map(|since| since.elapsed().as_secs_f64());
-        tracing::info!(service = &*self.discovered.service, elapsed, "Available; exited failfast");
+        tracing::info!(service = &*self.service, elapsed, "Available; exited failfast");
     }
 }

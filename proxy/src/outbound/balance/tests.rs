@@ -25,7 +25,8 @@ fn balanced_with(accrual: Option<Arc<Accrual>>) -> Balanced {
     let of = Arc::clone(&shared);
     let look_up = move || of.metrics.balancer(BalancerKind::Http, &Labels::new(), Duration::from_secs(3));
     let config = shared.config.outbound.clone();
-    let pool = Arc::new(PoolState::new(Box::new(look_up)));
+    let fail_fast = FailFast::new("server.demo.svc.cluster.local:80".to_owned(), Duration::from_secs(3));
+    let pool = Arc::new(PoolState::new(Box::new(look_up), fail_fast));
     pool.endpoints.store(2, Ordering::Relaxed);
     Balanced::new(Arc::new(Endpoint::new(shared, info, None)), Load::DEFAULT, accrual, &config, pool)
 }
@@ -163,6 +164,20 @@ async fn one_connection_tries_an_endpoint_after_its_rest() {
     endpoint.recovered();
     assert_eq!(endpoint.rests_until(Instant::now()), None);
     woken.await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn fail_fast_ends_when_a_probe_is_connected() {
+    let endpoint = balanced();
+    endpoint.failed(&refused());
+    endpoint.pool.fail_fast.enter(&endpoint.pool.metrics);
+    let rest = endpoint.rests_until(Instant::now()).unwrap();
+    tokio::time::advance(rest - Instant::now()).await;
+    endpoint.picked(Instant::now());
+    endpoint.connected::<()>(&Err(refused()));
+    assert!(endpoint.pool.fail_fast.is_active(), "the probe failed");
+    endpoint.connected(&Ok(()));
+    assert!(!endpoint.pool.fail_fast.is_active(), "no request has to come before the others may wait");
 }
 
 #[tokio::test(start_paused = true)]
