@@ -72,6 +72,11 @@ pub(crate) fn channel(metrics: &TraceMetrics) -> (Tracing, Spans) {
 }
 
 impl Tracing {
+    /// Whether requests may have spans.
+    pub(crate) fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// Begins the span of a request if its trace is sampled, and makes it the parent of what is done further on.
     #[inline]
     pub(crate) fn begin<B>(&self, request: &mut Request<B>, kind: Kind, direction: Direction) -> Traced {

@@ -322,6 +322,11 @@ impl Distribution {
     pub(super) fn is_choice(&self) -> bool {
         self.backends().nth(1).is_some()
     }
+
+    /// Whether a backend has filters of its own.
+    pub(super) fn has_filters(&self) -> bool {
+        self.backends().any(|backend| !backend.filters.is_empty())
+    }
 }
 
 /// The labels of a target whose address is unknown.

@@ -168,8 +168,9 @@ impl Routed<'_> {
         let deadline = search.deadline();
         let deadline = terms.timeouts.answer_by(self.arrived).map_or(deadline, |(by, _)| by.min(deadline));
         self.plan.settled(&action.backends, BalancerKind::Http, deadline).await;
-        // Another backend gets them as they were before this one's filters.
-        let headers = action.backends.is_choice().then(|| Box::new(request.headers().clone()));
+        // Another backend gets them as they were before this one's filters and span.
+        let is_changed = action.backends.has_filters() || self.connection.worker.shared.tracing.is_on();
+        let headers = (is_changed && action.backends.is_choice()).then(|| Box::new(request.headers().clone()));
         loop {
             let picked = self.plan.pick(&action.backends, BalancerKind::Http);
             let (backend, resolved) = picked.ok_or(Failure::Internal("the route has no backend"))?;
@@ -211,9 +212,11 @@ impl Routed<'_> {
                     if let Some(profile) = profile {
                         profile.actual.failure(error.outcome(UNCLASSIFIED), counted.begun.elapsed());
                     }
-                    let Some((unsent, headers)) = unsent.zip(headers.as_deref()) else { return Err(error) };
+                    let Some(unsent) = unsent else { return Err(error) };
                     (request, search) = unsent;
-                    request.headers_mut().clone_from(headers);
+                    if let Some(headers) = &headers {
+                        request.headers_mut().clone_from(headers);
+                    }
                     continue;
                 }
             };
