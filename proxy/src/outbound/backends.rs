@@ -63,6 +63,19 @@ impl Resolved {
             Self::Forward(_) | Self::Missing => true,
         }
     }
+
+    /// Whether requests to it have an endpoint that does not come from a rest.
+    pub(super) fn is_reachable(&self) -> bool {
+        match self {
+            Self::Balance(balancer) => balancer.is_reachable(),
+            Self::Forward(_) | Self::Missing => true,
+        }
+    }
+
+    /// Whether both are the same balancer, as equal backends of a parent are.
+    pub(super) fn shares_endpoints(&self, other: &Self) -> bool {
+        matches!((self, other), (Self::Balance(one), Self::Balance(other)) if Arc::ptr_eq(one, other))
+    }
 }
 
 impl Backends {

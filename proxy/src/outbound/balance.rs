@@ -241,6 +241,14 @@ impl Balancer {
         state.endpoints.iter().any(|endpoint| endpoint.blocked_until(now).is_none())
     }
 
+    /// Whether an endpoint that does not come from a rest can be picked right now.
+    pub(crate) fn is_reachable(&self) -> bool {
+        let mut state = self.state.lock();
+        self.reconcile(&mut state);
+        let now = Instant::now();
+        state.endpoints.iter().any(|endpoint| !endpoint.rests() && endpoint.blocked_until(now).is_none())
+    }
+
     /// Closes connections that were idle for too long.
     pub(crate) fn purge_idle(&self) {
         for balanced in &self.state.lock().endpoints {
@@ -377,6 +385,11 @@ impl Balanced {
     fn cost(&self, now: Instant) -> f64 {
         let in_flight = f64::from(self.in_flight.load(Ordering::Relaxed));
         self.rtt.lock().estimate(now) * (in_flight + 1.0)
+    }
+
+    /// Whether its last attempt to connect failed: it rests, or is to be probed.
+    fn rests(&self) -> bool {
+        self.rest.lock().until.is_some()
     }
 
     fn rests_until(&self, now: Instant) -> Option<Instant> {

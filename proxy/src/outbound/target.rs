@@ -231,7 +231,7 @@ impl RoutingPlan {
     /// `deadline` at most. Otherwise what comes first would go to a backend without any. While a backend fails fast,
     /// nothing waits.
     pub(super) async fn settled(&self, distribution: &Distribution, kind: BalancerKind, deadline: Instant) {
-        let is_available = || distribution.backends().any(|backend| self.is_available(backend, kind));
+        let is_available = || distribution.backends().any(|backend| self.is_available(backend, kind, None));
         if !distribution.is_choice() || is_available() {
             return;
         }
@@ -254,24 +254,26 @@ impl RoutingPlan {
         let _ = tokio::time::timeout_at(deadline, settled).await;
     }
 
-    /// Picks a backend of requests or connections, preferring backends with an available endpoint.
+    /// Picks a backend of requests or connections, preferring backends with an available endpoint; never `avoided` if
+    /// another one has.
     pub(super) fn pick<'a>(
         &'a self,
         distribution: &'a Distribution,
         kind: BalancerKind,
+        avoided: Option<&Resolved>,
     ) -> Option<(&'a RouteBackend, Resolved)> {
+        let is_available = |backend: &RouteBackend| self.is_available(backend, kind, avoided);
         match distribution {
             Distribution::Empty => None,
             Distribution::FirstAvailable(backends) => {
                 let available = match &backends[..] {
                     [only] => Some(only),
-                    many => many.iter().find(|backend| self.is_available(backend, kind)).or_else(|| many.first()),
+                    many => many.iter().find(|backend| is_available(backend)).or_else(|| many.first()),
                 };
                 self.resolved(available?, kind)
             }
             Distribution::Random(backends) => {
-                let available: Vec<_> =
-                    backends.iter().filter(|(backend, _)| self.is_available(backend, kind)).collect();
+                let available: Vec<_> = backends.iter().filter(|(backend, _)| is_available(backend)).collect();
                 let among = if available.is_empty() { backends.iter().collect() } else { available };
                 let total: u64 = among.iter().map(|(_, weight)| u64::from(*weight)).sum();
                 if total == 0 {
@@ -296,14 +298,20 @@ impl RoutingPlan {
         Some((backend, found.2.clone()))
     }
 
-    /// Whether an endpoint of one of the backends is available.
-    pub(super) fn has_available(&self, distribution: &Distribution, kind: BalancerKind) -> bool {
-        let mut backends = distribution.backends().filter_map(|backend| Some(self.resolved(backend, kind)?.1));
-        backends.any(|backend| !matches!(backend, Resolved::Missing) && backend.is_available())
+    /// Whether an endpoint of one of the backends other than `avoided` is available.
+    pub(super) fn has_available(
+        &self,
+        distribution: &Distribution,
+        kind: BalancerKind,
+        avoided: Option<&Resolved>,
+    ) -> bool {
+        let exists = |backend| self.resolved(backend, kind).is_some_and(|(_, it)| !matches!(it, Resolved::Missing));
+        distribution.backends().any(|backend| exists(backend) && self.is_available(backend, kind, avoided))
     }
 
-    fn is_available(&self, backend: &RouteBackend, kind: BalancerKind) -> bool {
-        self.resolved(backend, kind).is_some_and(|(_, resolved)| resolved.is_available())
+    fn is_available(&self, backend: &RouteBackend, kind: BalancerKind, avoided: Option<&Resolved>) -> bool {
+        let is_avoided = |resolved: &Resolved| avoided.is_some_and(|avoided| avoided.shares_endpoints(resolved));
+        self.resolved(backend, kind).is_some_and(|(_, resolved)| !is_avoided(&resolved) && resolved.is_available())
     }
 }
 

@@ -116,7 +116,7 @@ async fn connect(
     kind: BalancerKind,
     mut search: Search,
 ) -> Result<(Io<Stream>, Arc<Endpoint>, Option<InFlight>), ForwardError> {
-    let mut picked = plan.pick(backends, kind);
+    let mut picked = plan.pick(backends, kind, None);
     loop {
         let (_, backend) = picked.as_ref().ok_or(ForwardError::NoBackend)?;
         let balancer = match backend {
@@ -135,9 +135,10 @@ async fn connect(
                 return Ok((stream, Arc::clone(&balanced.endpoint), Some(in_flight)));
             }
             Err(error) if error.is_local() => return Err(error.into()),
-            Err(error) if !search.goes_on(|| plan.has_available(backends, kind)) => return Err(error.into()),
-            Err(_) if !backend.is_available() && plan.has_available(backends, kind) => {
-                picked = plan.pick(backends, kind);
+            Err(error) if !search.goes_on(|| plan.has_available(backends, kind, None)) => return Err(error.into()),
+            // What is left of this backend may take as long to fail.
+            Err(_) if !balancer.is_reachable() && plan.has_available(backends, kind, Some(backend)) => {
+                picked = plan.pick(backends, kind, Some(backend));
             }
             Err(_) => {}
         }

@@ -146,6 +146,26 @@ async fn of_two_endpoints_the_cheaper_one_is_picked() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_endpoint_after_its_rest_is_available_and_not_known_to_be_reachable() {
+    let (shared, _drain) = testing::shared(testing::config(), &Mesh::new());
+    let addrs = (1..=2).map(|n| SocketAddr::from(([10, 0, 0, n], 80)));
+    let set = addrs.map(|addr| (addr, Arc::new(EndpointInfo::unmeshed(addr)))).collect();
+    let (_known, discovered) = Endpoints::for_test(set);
+    let balancer = Balancer::new(shared, BalancerKind::Http, Labels::new(), Arc::new(discovered), Load::DEFAULT, None);
+    let states = || (balancer.is_available(), balancer.is_reachable());
+    assert_eq!(states(), (true, true));
+    let endpoints = balancer.state.lock().endpoints.clone();
+    endpoints[0].failed(&refused());
+    assert_eq!(states(), (true, true), "the other one has not failed");
+    endpoints[1].failed(&refused());
+    assert_eq!(states(), (false, false));
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert_eq!(states(), (true, false), "both are to be probed");
+    endpoints[1].recovered();
+    assert_eq!(states(), (true, true));
+}
+
+#[tokio::test(start_paused = true)]
 async fn one_connection_tries_an_endpoint_after_its_rest() {
     let endpoint = balanced();
     endpoint.failed(&refused());

@@ -171,8 +171,8 @@ impl Routed<'_> {
         // Another backend gets them as they were before this one's filters and span.
         let is_changed = action.backends.has_filters() || self.connection.worker.shared.tracing.is_on();
         let headers = (is_changed && action.backends.is_choice()).then(|| Box::new(request.headers().clone()));
+        let mut picked = self.plan.pick(&action.backends, BalancerKind::Http, None);
         loop {
-            let picked = self.plan.pick(&action.backends, BalancerKind::Http);
             let (backend, resolved) = picked.ok_or(Failure::Internal("the route has no backend"))?;
             apply_to_request(&backend.filters, self.prefix, &mut *request)?;
             if let Some(profile) = &action.profile
@@ -217,6 +217,7 @@ impl Routed<'_> {
                     if let Some(headers) = &headers {
                         request.headers_mut().clone_from(headers);
                     }
+                    picked = self.plan.pick(&action.backends, BalancerKind::Http, Some(&resolved));
                     continue;
                 }
             };

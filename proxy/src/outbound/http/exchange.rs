@@ -243,14 +243,16 @@ impl Exchange<'_> {
             let error = match reason {
                 Unprocessed::Unreachable(error) => {
                     drop(in_flight);
-                    let has_available = || self.plan.has_available(&self.action.backends, BalancerKind::Http);
-                    if balanced.is_none() || error.is_local() || !search.goes_on(has_available) {
+                    let has_available = |avoided: Option<&Resolved>| {
+                        self.plan.has_available(&self.action.backends, BalancerKind::Http, avoided)
+                    };
+                    if balanced.is_none() || error.is_local() || !search.goes_on(|| has_available(None)) {
                         return Err(connect_failure(&error).into());
                     }
-                    if self.backend.is_available() || !has_available() {
+                    if self.backend.is_reachable() || !has_available(Some(self.backend)) {
                         continue;
                     }
-                    // This backend would be waited for.
+                    // This backend would be waited for, or what is left of it may take as long to fail.
                     return Err(Unanswered { error: connect_failure(&error).into(), unsent: Some((request, search)) });
                 }
                 // A connection may end at any time. The endpoint is at fault if that happens on every attempt.

@@ -147,7 +147,7 @@ async fn a_meshed_endpoint_gets_a_request_only_as_the_identity_that_it_requires(
 }
 
 /// A listener that no connection reaches, because its backlog is full, and what fills it.
-async fn full() -> (TcpListener, Vec<TcpStream>) {
+pub(super) async fn full() -> (TcpListener, Vec<TcpStream>) {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let full = socket.listen(1).unwrap();

@@ -3,6 +3,7 @@
 use weft_proto::linkerd::destination::{AddrSet, NoEndpoints, Update, WeightedDst, update};
 
 use super::{
+    connecting::full,
     fake::{Over, balancer, detecting, distributing, forward, http_route, opaque_route},
     raw::{BYTES, named},
     resilience::{Act, Script, metric},
@@ -123,6 +124,25 @@ async fn what_one_backend_cannot_take_goes_to_another_one() {
         .await;
         assert_eq!(metric(&proxy, "outbound_http_balancer_queue_gate_shut_total"), 0, "{}", lines.text());
         assert_eq!(metric(&proxy, "outbound_tcp_balancer_queue_gate_shut_total"), 0, "{}", lines.text());
+    }
+}
+
+#[tokio::test]
+async fn a_backend_whose_endpoints_take_no_connection_in_time_is_left_for_another_one() {
+    const FULL: &str = "full.demo:80";
+    let (one, other) = (full().await, full().await);
+    let addrs = [&one, &other].map(|(listener, _)| listener.local_addr().unwrap());
+    let control = services().await;
+    control.update(FULL, add(addrs.map(|addr| endpoint(addr, None)).to_vec()));
+    control.policies.lock().insert(service(), distributing(&Over::First(vec![balancer(FULL), balancer(SECOND)])));
+    // While one endpoint takes no connection, the rest of the other ends.
+    let change = |config: &mut Config| {
+        restless(config);
+        config.outbound.connect_timeout = Duration::from_millis(300);
+    };
+    let proxy = Proxy::start_with(service(), control, change, true).await;
+    for _ in 0..3 {
+        assert_eq!((proxy.who().await.as_str(), proxy.exchange(BYTES).await.as_str()), ("second", "second"));
     }
 }
 
@@ -261,7 +281,8 @@ async fn a_request_is_load_until_its_response_begins() {
     let target = proxy.worker.target(service());
     let plan = target.ready().await.unwrap();
     let backends = &plan.http_routes(false).unwrap().actions().next().unwrap().backends;
-    let Some((_, Resolved::Balance(balancer))) = plan.pick(backends, BalancerKind::Http) else { panic!("no balancer") };
+    let picked = plan.pick(backends, BalancerKind::Http, None);
+    let Some((_, Resolved::Balance(balancer))) = picked else { panic!("no balancer") };
     let picked = balancer.select(Instant::now() + Duration::from_secs(60), None).await.unwrap();
     let endpoint = Arc::clone(picked.balanced().unwrap());
     drop(picked);
