@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use weft_tls::identity::Identity;
 
 use super::{
-    exchange::{Exchange, ExchangeError, Unanswered},
+    exchange::{BackendError, Exchange, ExchangeError},
     response::{BackendStream, ResponseObserver},
 };
 use crate::{
@@ -206,7 +206,7 @@ impl Routed<'_> {
             }
             let (mut response, mut observer) = match self.exchange(&exchange, request, terms.timeouts, head).await {
                 Ok(answered) => answered,
-                Err(Unanswered { error, unsent }) => {
+                Err(BackendError { error, unsent }) => {
                     traced.responded(error.status());
                     counted.ended(error.stream_end());
                     if let Some(profile) = profile {
@@ -239,7 +239,7 @@ impl Routed<'_> {
         mut request: Box<Request<Body>>,
         timeouts: Timeouts,
         head: Option<Duration>,
-    ) -> Result<(Response<Body>, Box<ResponseObserver>), Unanswered> {
+    ) -> Result<(Response<Body>, Box<ResponseObserver>), BackendError> {
         if timeouts == Timeouts::default() && head.is_none() {
             return exchange.run(request).await;
         }

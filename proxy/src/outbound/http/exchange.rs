@@ -142,19 +142,19 @@ impl From<Failure> for ExchangeError {
 }
 
 /// Why a backend has not answered.
-pub(super) struct Unanswered {
+pub(super) struct BackendError {
     pub(super) error: ExchangeError,
     /// The request and its search, if no endpoint of the backend could be reached and another backend has one.
     pub(super) unsent: Option<(Box<Request<Body>>, Search)>,
 }
 
-impl From<ExchangeError> for Unanswered {
+impl From<ExchangeError> for BackendError {
     fn from(error: ExchangeError) -> Self {
         Self { error, unsent: None }
     }
 }
 
-impl From<Failure> for Unanswered {
+impl From<Failure> for BackendError {
     fn from(failure: Failure) -> Self {
         ExchangeError::from(failure).into()
     }
@@ -192,7 +192,7 @@ impl Exchange<'_> {
     pub(super) async fn run(
         &self,
         mut request: Box<Request<Body>>,
-    ) -> Result<(Response<Body>, Box<ResponseObserver>), Unanswered> {
+    ) -> Result<(Response<Body>, Box<ResponseObserver>), BackendError> {
         let mut search = self.search;
         let mut immediate = 0;
         // The endpoint that did not process the request last.
@@ -253,7 +253,10 @@ impl Exchange<'_> {
                         continue;
                     }
                     // This backend would be waited for, or what is left of it may take as long to fail.
-                    return Err(Unanswered { error: connect_failure(&error).into(), unsent: Some((request, search)) });
+                    return Err(BackendError {
+                        error: connect_failure(&error).into(),
+                        unsent: Some((request, search)),
+                    });
                 }
                 // A connection may end at any time. The endpoint is at fault if that happens on every attempt.
                 Unprocessed::ConnectionEnded if immediate < IMMEDIATE_ATTEMPTS => None,
