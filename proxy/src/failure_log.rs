@@ -62,19 +62,16 @@ impl FailureLog {
         client: SocketAddr,
         dst: &dyn fmt::Display,
     ) {
-        let line = self.requests.admit(Instant::now());
-        let suppressed = line.filter(|suppressed| *suppressed > 0);
         let version = kind.version;
-        match (line, kind.grpc) {
-            (None, _) => {
-                tracing::debug!(error, client.addr = %client, orig_dst.addr = %dst, "{version:?} request failed");
-            }
-            (Some(_), true) => {
+        let is_written = self.requests.write(|suppressed| {
+            if kind.grpc {
                 tracing::info!(error, client.addr = %client, orig_dst.addr = %dst, suppressed, "gRPC request failed");
-            }
-            (Some(_), false) => {
+            } else {
                 tracing::info!(error, client.addr = %client, orig_dst.addr = %dst, suppressed, "{version:?} request failed");
             }
+        });
+        if !is_written {
+            tracing::debug!(error, client.addr = %client, orig_dst.addr = %dst, "{version:?} request failed");
         }
     }
 
@@ -87,23 +84,24 @@ impl FailureLog {
         client: SocketAddr,
         dst: &dyn fmt::Display,
     ) {
-        let line = if is_expected || is_io(error) { None } else { self.connections.admit(Instant::now()) };
-        match line {
-            None => tracing::debug!(error, client.addr = %client, orig_dst.addr = %dst, "Connection closed"),
-            Some(suppressed) => {
-                let suppressed = Some(suppressed).filter(|suppressed| *suppressed > 0);
-                tracing::info!(error, client.addr = %client, orig_dst.addr = %dst, suppressed, "Connection closed");
-            }
+        let write = |suppressed: Option<u64>| {
+            tracing::info!(error, client.addr = %client, orig_dst.addr = %dst, suppressed, "Connection closed");
+        };
+        if is_expected || is_io(error) || !self.connections.write(write) {
+            tracing::debug!(error, client.addr = %client, orig_dst.addr = %dst, "Connection closed");
         }
     }
 }
 
 impl LineLimit {
-    /// Calls `write` if a line may be written now, with how many were not since the last one, if there are any.
-    pub(crate) fn write(&self, write: impl FnOnce(Option<u64>)) {
-        if let Some(suppressed) = self.admit(Instant::now()) {
+    /// Calls `write` if a line may be written now, with how many were not since the last one, if there are any. Returns
+    /// whether it may.
+    pub(crate) fn write(&self, write: impl FnOnce(Option<u64>)) -> bool {
+        let admitted = self.admit(Instant::now());
+        if let Some(suppressed) = admitted {
             write(Some(suppressed).filter(|suppressed| *suppressed > 0));
         }
+        admitted.is_some()
     }
 
     /// Whether a line may be written at `now`; if so, how many were not since the last one.
