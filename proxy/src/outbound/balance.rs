@@ -136,7 +136,7 @@ pub(crate) struct Balanced {
 #[derive(Debug, Default)]
 struct Rest {
     until: Option<Instant>,
-    /// Attempts in a row that failed.
+    /// Attempts that failed since a connection worked.
     failures: u32,
     /// Whether the rest is over and one connection probes the endpoint; for others it continues until the result is
     /// known.
@@ -451,10 +451,11 @@ impl Balanced {
         rest.probing
     }
 
-    /// Records how an attempt to connect ended.
+    /// Records how an attempt to connect ended. A connection ends the rest, but not the count of failures: HTTP/2 may
+    /// fail on it before there is a response.
     pub(crate) fn connected<T>(&self, connected: &Result<T, ConnectError>) {
         match connected {
-            Ok(_) => self.recovered(),
+            Ok(_) => self.end_rest(&mut self.rest.lock()),
             Err(error) if error.is_local() => self.untried(),
             Err(error) => self.failed(error),
         }
@@ -489,11 +490,15 @@ impl Balanced {
         }
     }
 
-    /// Records that a connection was made, or still works.
+    /// Records that a connection works.
     pub(crate) fn recovered(&self) {
         let mut rest = self.rest.lock();
+        rest.failures = 0;
+        self.end_rest(&mut rest);
+    }
+
+    fn end_rest(&self, rest: &mut Rest) {
         if rest.until.take().is_some() {
-            rest.failures = 0;
             rest.probing = false;
             self.pool.metrics.restored();
             self.pool.fail_fast.exit(&self.pool.metrics);

@@ -130,6 +130,8 @@ async fn connect(
         balanced.connected(&connected);
         match connected {
             Ok(stream) => {
+                // There is no response that says so.
+                balanced.recovered();
                 // Latency is the time to connect, and load is the number of connections.
                 in_flight.measured();
                 return Ok((stream, Arc::clone(&balanced.endpoint), Some(in_flight)));

@@ -187,6 +187,20 @@ async fn one_connection_tries_an_endpoint_after_its_rest() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn rests_get_longer_until_a_connection_works() {
+    let mut endpoint = balanced();
+    endpoint.backoff.jitter = 0.0;
+    let fails_after = |connected: fn(&Balanced)| {
+        connected(&endpoint);
+        endpoint.failed(&refused());
+        (endpoint.rests_until(Instant::now()).unwrap() - Instant::now()).as_millis()
+    };
+    assert_eq!(fails_after(|_| {}), 100);
+    assert_eq!(fails_after(|endpoint| endpoint.connected(&Ok(()))), 200, "HTTP/2 fails on the new connection");
+    assert_eq!(fails_after(Balanced::recovered), 100);
+}
+
+#[tokio::test(start_paused = true)]
 async fn fail_fast_ends_when_a_probe_is_connected() {
     let endpoint = balanced();
     endpoint.failed(&refused());
