@@ -123,7 +123,7 @@ pub(crate) struct OutboundConfig {
     pub(crate) discovery_idle_timeout: Duration,
     /// How long an idle HTTP/1 connection to an endpoint is kept.
     pub(crate) http1_idle_timeout: Duration,
-    /// Idle HTTP/1 connections kept per endpoint and worker.
+    /// Idle HTTP/1 connections kept per endpoint and worker; as many attempts to connect go on without their requests.
     pub(crate) max_idle_connections: usize,
     /// Requests in flight per worker; beyond it they are shed.
     pub(crate) max_in_flight: usize,

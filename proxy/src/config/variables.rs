@@ -303,7 +303,7 @@ pub(super) const GROUPS: &[Group] = &[
             Variable::new(
                 "OUTBOUND_MAX_IDLE_CONNS_PER_ENDPOINT",
                 "`MAX_IDLE_CONNS_PER_ENDPOINT`",
-                "idle HTTP/1 connections per endpoint",
+                "idle HTTP/1 connections per endpoint, and attempts to connect whose requests gave up",
             ),
             Variable::new("OUTBOUND_MAX_IN_FLIGHT", "100000", "requests per worker; more are shed"),
             Variable::new("OUTBOUND_SERVER_HTTP2_KEEP_ALIVE_INTERVAL", "off", "time between pings; needs the timeout"),

@@ -3,7 +3,12 @@
 //! Owns all rules for connecting to an endpoint. Always refuses plaintext to an endpoint with an identity, plaintext to
 //! any other where mutual TLS is required, and connections to loopback, where the proxy itself listens.
 
-use std::{io, net::SocketAddr, num::NonZeroU16, sync::Arc};
+use std::{
+    io,
+    net::SocketAddr,
+    num::NonZeroU16,
+    sync::{Arc, atomic::AtomicUsize},
+};
 
 use http::uri::Authority;
 use parking_lot::Mutex;
@@ -34,6 +39,8 @@ pub(crate) struct Endpoint {
     pub(crate) http: Arc<HttpMetrics>,
     pub(super) shared: Arc<Shared>,
     pub(super) h1: Pool,
+    /// Attempts to connect over HTTP/1 whose requests were given up.
+    pub(super) given_up: AtomicUsize,
     pub(super) h2: SharedConnections<ConnectError>,
     transport: Arc<TransportMetrics>,
     tls: Mutex<Option<TlsConfig>>,
@@ -145,6 +152,7 @@ impl Endpoint {
             transport: Arc::new(shared.metrics.transport(Direction::Outbound, Peer::Dst, &labels)),
             info,
             h1: Pool::default(),
+            given_up: AtomicUsize::new(0),
             h2: SharedConnections::new(shared.config.http2.stream_window, shared.config.http2.connection_window),
             tls: Mutex::default(),
             shared,

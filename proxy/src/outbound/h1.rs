@@ -1,6 +1,12 @@
 //! HTTP/1 to an endpoint: a connection per request in flight, kept for a while afterwards.
 
-use std::sync::Arc;
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use http::{Request, Response};
 use hyper::{
@@ -28,6 +34,9 @@ pub(crate) struct CheckedOut {
     endpoint: Arc<Endpoint>,
     sender: Option<SendRequest<Body>>,
 }
+
+/// An attempt to connect that goes on without its request.
+struct GivenUp<'a>(&'a AtomicUsize);
 
 /// Why a request was not answered.
 pub(crate) enum SendError {
@@ -79,18 +88,28 @@ pub(crate) async fn send(
     }
 }
 
-/// Opens a connection in a task of its own. One whose request was given up is kept for the next if it may be.
+/// Opens a connection in a task of its own. One whose request was given up is kept for the next if it may be; as many
+/// attempts as connections that may be kept go on without their requests.
 #[expect(clippy::disallowed_methods, reason = "ends with the attempt to connect, which has a deadline")]
 async fn connect(
     endpoint: &Arc<Endpoint>,
     balanced: Option<&Arc<Balanced>>,
     reuse: bool,
 ) -> Result<SendRequest<Body>, ConnectError> {
-    let (result, connected) = oneshot::channel();
+    let (mut result, connected) = oneshot::channel();
     let (endpoint, balanced) = (Arc::clone(endpoint), balanced.cloned());
     let addr = endpoint.info.addr;
     tokio::spawn(async move {
-        let opened = open(&endpoint).await;
+        let opened = {
+            let mut opening = pin!(open(&endpoint));
+            tokio::select! {
+                opened = &mut opening => opened,
+                () = result.closed() => {
+                    let Some(_given_up) = GivenUp::begin(&endpoint) else { return };
+                    opening.await
+                }
+            }
+        };
         if let Some(balanced) = balanced {
             balanced.connected(&opened);
         }
@@ -120,6 +139,24 @@ async fn open(endpoint: &Endpoint) -> Result<SendRequest<Body>, ConnectError> {
         }
     });
     Ok(sender)
+}
+
+impl<'a> GivenUp<'a> {
+    /// `None` if as many go on already as may.
+    fn begin(endpoint: &'a Endpoint) -> Option<Self> {
+        // One worker has an endpoint, so no other attempt is given up in between.
+        if endpoint.given_up.load(Ordering::Relaxed) >= endpoint.shared.config.outbound.max_idle_connections {
+            return None;
+        }
+        endpoint.given_up.fetch_add(1, Ordering::Relaxed);
+        Some(Self(&endpoint.given_up))
+    }
+}
+
+impl Drop for GivenUp<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl CheckedOut {

@@ -9,7 +9,12 @@ use super::{
     *,
 };
 use crate::{
-    http::frames::{Received, frame, next_frame},
+    discover::endpoint::EndpointInfo,
+    http::{
+        body::Body,
+        frames::{Received, frame, next_frame},
+    },
+    outbound::{endpoint::Endpoint, h1},
     transport_header::{ALPN, TransportHeader},
 };
 
@@ -207,6 +212,28 @@ async fn an_endpoint_rests_though_its_requests_gave_up() {
             assert_eq!(ask().await, StatusCode::OK, "{version:?}");
         }
     }
+}
+
+#[tokio::test]
+async fn attempts_whose_requests_were_given_up_are_bounded() {
+    let (full, _waiting) = full().await;
+    let mut config = testing::config();
+    config.outbound.allow_loopback = true;
+    config.outbound.connect_timeout = Duration::from_secs(60);
+    config.outbound.max_idle_connections = 2;
+    let (shared, _drain) = testing::shared(config, &Mesh::new());
+    let info = Arc::new(EndpointInfo::unmeshed(full.local_addr().unwrap()));
+    let endpoint = Arc::new(Endpoint::new(shared, info, None));
+    let ask = || Box::pin(h1::send(&endpoint, None, Box::new(Request::new(Body::Empty)), true, || {}));
+    let mut waits = ask();
+    assert!(futures::poll!(waits.as_mut()).is_pending());
+    for _ in 0..5 {
+        assert!(futures::poll!(ask()).is_pending());
+    }
+    // The endpoint is this test's, of the attempt that is waited for, and of two others.
+    let attempts = || (endpoint.given_up.load(Ordering::Relaxed), Arc::strong_count(&endpoint));
+    eventually("the others are aborted", || attempts() == (2, 4)).await;
+    assert!(futures::poll!(waits.as_mut()).is_pending());
 }
 
 /// An application of HTTP/2 that answers the first request of a connection completely, and others with a head alone,
