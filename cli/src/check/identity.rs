@@ -340,6 +340,17 @@ mod tests {
     const ISSUER_CRT: &str = "Secret linkerd/linkerd-identity-issuer, data[\"crt.pem\"]";
     const ISSUER_KEY: &str = "Secret linkerd/linkerd-identity-issuer, data[\"key.pem\"]";
     const ROOTS: &str = "ConfigMap linkerd/linkerd-identity-trust-roots, data[\"ca-bundle.crt\"]";
+    /// Every check of the issuer's certificate and of the trust anchors.
+    const OF_CERTIFICATES: [Judge; 8] = [
+        config_is_valid,
+        anchors_supported,
+        anchors_valid,
+        anchors_last,
+        issuer_supported,
+        issuer_valid,
+        issuer_lasts,
+        issuer_is_ours,
+    ];
 
     fn with_issuer(mut facts: Facts, crt: &str, key: &str) -> Facts {
         let data = [("crt.pem", crt), ("key.pem", key)].map(|(key, pem)| (key.to_owned(), ByteString(pem.into())));
@@ -378,17 +389,7 @@ mod tests {
     #[test]
     fn good_certificates_pass_every_check() {
         let facts = healthy();
-        for judge in [
-            config_is_valid,
-            anchors_supported,
-            anchors_valid,
-            anchors_last,
-            issuer_supported,
-            issuer_valid,
-            issuer_lasts,
-            issuer_is_ours,
-            proxies_trust_it,
-        ] {
+        for judge in OF_CERTIFICATES.into_iter().chain([proxies_trust_it as Judge]) {
             assert_eq!(judge(&facts), Ok(Vec::new()));
         }
     }
@@ -463,16 +464,6 @@ mod tests {
     /// An upgrade would change nothing there, and store a private key in the release.
     #[test]
     fn certificates_of_another_tool_are_renewed_by_it() {
-        let judges: [Judge; 8] = [
-            config_is_valid,
-            anchors_supported,
-            anchors_valid,
-            anchors_last,
-            issuer_supported,
-            issuer_valid,
-            issuer_lasts,
-            issuer_is_ours,
-        ];
         let mut expired = external(healthy());
         expired.now += Duration::from_secs(400 * DAY);
         let mut missing = external(healthy());
@@ -481,7 +472,7 @@ mod tests {
         let stranger = Root::generate("stranger").unwrap().issue_issuer("issuer").unwrap();
         let stranger = external(with_issuer(healthy(), &stranger.certificate, &stranger.key));
         for (facts, count) in [(expired, 2), (missing, 2), (stranger, 1)] {
-            let found: Vec<_> = judges.iter().filter_map(|judge| judge(&facts).ok()).flatten().collect();
+            let found: Vec<_> = OF_CERTIFICATES.iter().filter_map(|judge| judge(&facts).ok()).flatten().collect();
             assert_eq!(found.len(), count, "{found:#?}");
             for Problem { remedy, .. } in found {
                 assert!(remedy.contains("with the tool that writes") && !remedy.contains("--set-file"), "{remedy}");

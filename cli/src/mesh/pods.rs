@@ -87,7 +87,7 @@ fn digest(image: &str) -> Option<&str> {
     Some(digest.get(..DIGEST).unwrap_or(digest))
 }
 
-/// What tells an image from others of its name: its tag, or its digest if it has none.
+/// The version of an image: its tag, or its digest if it has no tag.
 pub(crate) fn version(image: &str) -> &str {
     tag(image).or_else(|| digest(image)).unwrap_or_default()
 }
