@@ -141,8 +141,17 @@ impl World {
             println!("kubectl {}", arguments.join(" "));
             println!("{}", self.cluster.kubectl(arguments).unwrap_or_else(|error| format!("{error:#}")));
         }
-        let pods = self.cluster.get(&["-n", SHOP, "pods"]).unwrap_or_default();
-        let uids = pods["items"].as_array().into_iter().flatten().filter_map(|pod| pod["metadata"]["uid"].as_str());
+        let pods = self.cluster.get(&["pods", "-A"]).unwrap_or_default();
+        let pods = || pods["items"].as_array().into_iter().flatten();
+        for pod in pods().filter(|pod| has_failed(pod)) {
+            let (namespace, name) = (&pod["metadata"]["namespace"], &pod["metadata"]["name"]);
+            let (namespace, name) = (namespace.as_str().unwrap_or_default(), name.as_str().unwrap_or_default());
+            println!("{namespace}/{name} failed: {:#}", pod["status"]);
+            let logs = ["-n", namespace, "logs", name, "--all-containers", "--prefix", "--timestamps", "--tail=30"];
+            println!("{}", self.cluster.kubectl(&logs).unwrap_or_else(|error| format!("{error:#}")));
+        }
+        let of_shop = pods().filter(|pod| pod["metadata"]["namespace"] == SHOP);
+        let uids = of_shop.filter_map(|pod| pod["metadata"]["uid"].as_str());
         kernel::waits_of(&uids.collect::<Vec<_>>()).iter().for_each(|line| println!("{line}"));
     }
 
@@ -317,4 +326,11 @@ fn event_text(event: &Value) -> String {
         text(&event["reason"]),
         text(&event["message"])
     )
+}
+
+/// Whether a container of the pod ended with an error.
+fn has_failed(pod: &Value) -> bool {
+    let kinds = ["initContainerStatuses", "containerStatuses"];
+    let statuses = kinds.iter().filter_map(|kind| pod["status"][kind].as_array()).flatten();
+    statuses.filter_map(|status| status["state"]["terminated"]["exitCode"].as_i64()).any(|code| code != 0)
 }
