@@ -219,14 +219,16 @@ fn reports(world: &World, job: &str, container: &str) -> Vec<Report> {
 fn job(completions: usize) -> Value {
     let client = |name: &str| {
         json!({"name": name, "image": "localhost/weft-examples:0.1.0",
-            "command": ["/weft-client", "http1", "--target", SERVER, "--timeout", "20s", "--json"]})
+            "command": ["/weft-client", "http1", "--target", SERVER, "--timeout", "20s", "--json"],
+            "resources": resources()})
     };
     let mut spec =
         json!({"restartPolicy": "Never", "initContainers": [client("early")], "containers": [client("client")]});
     restricted(&mut spec);
     // A few may all start at once. Many would take longer than their clients wait.
     let parallelism = if completions > FEW_STARTS { 8 } else { completions };
-    json!({"completions": completions, "parallelism": parallelism, "backoffLimit": 0,
+    // One that fails leaves the others running, so that its own logs are those of a failed pod.
+    json!({"completions": completions, "parallelism": parallelism, "backoffLimit": completions,
         "template": {"spec": spec}})
 }
 
@@ -234,7 +236,14 @@ fn job(completions: usize) -> Value {
 pub(super) fn server() -> Value {
     json!({"name": "server", "image": "localhost/weft-examples:0.1.0", "command": ["/weft-echo", "--http", PORT.to_string()],
         "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+        "resources": resources(),
         "readinessProbe": {"httpGet": {"path": "/healthz", "port": PORT}, "periodSeconds": 1, "timeoutSeconds": 5}})
+}
+
+/// What the containers of the examples request. Without a request a pod has the least share of a busy node that there
+/// is, and its clients give up before they are served.
+fn resources() -> Value {
+    json!({"requests": {"cpu": "50m", "memory": "16Mi"}})
 }
 
 /// Complies with the Pod Security Standard of that name.

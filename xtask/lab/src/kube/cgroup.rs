@@ -16,6 +16,11 @@ use anyhow::{Context, Result, bail};
 /// How long killed processes may take to exit.
 const END: Duration = Duration::from_secs(20);
 
+/// What a cluster's groups weigh beside a process outside (version 1: `cpu.shares`, 1024 for a process; version 2:
+/// `cpu.weight`, 100). With the same weight for all, the dozens of processes of a cluster, which stand for machines of
+/// their own, have together what one process of a test beside them has.
+const WEIGHTS: [(&str, u32); 2] = [("cpu.shares", 4 * 1024), ("cpu.weight", 4 * 100)];
+
 /// The group of a machine's components, in the machine's group.
 const COMPONENTS: &str = "components";
 
@@ -56,13 +61,16 @@ impl Cgroup {
     pub(crate) fn create(&self) -> Result<()> {
         for hierarchy in &self.hierarchies {
             let mut group = hierarchy.mount.clone();
-            for name in self.name.split('/').chain([COMPONENTS]) {
+            for (depth, name) in self.name.split('/').chain([COMPONENTS]).enumerate() {
                 group.push(name);
                 match fs::create_dir(&group) {
                     Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                         return Err(error).with_context(|| format!("create {}", group.display()));
                     }
                     _ => prepare(&group),
+                }
+                if depth == 0 {
+                    weigh(&group);
                 }
             }
         }
@@ -143,6 +151,16 @@ fn prepare(group: &Path) {
             for directory in [parent, group] {
                 let _ = fs::write(directory.join("cgroup.subtree_control"), format!("+{controller}"));
             }
+        }
+    }
+}
+
+/// Sets the weight of a cluster in the hierarchy that has the controller of processors, if it is this one.
+fn weigh(cluster: &Path) {
+    for (file, weight) in WEIGHTS {
+        let file = cluster.join(file);
+        if file.exists() {
+            let _ = fs::write(file, weight.to_string());
         }
     }
 }
