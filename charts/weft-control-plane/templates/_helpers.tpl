@@ -128,6 +128,33 @@ true
 {{ .Values.proxy.image.version | default .Chart.AppVersion }}
 {{- end }}
 
+{{/*
+A Service of a component; arguments: root, component, name, port (name, port and targetPort), headless (whether clients
+get the addresses of the pods), annotations.
+*/}}
+{{- define "weft.service" -}}
+apiVersion: v1
+kind: Service
+metadata:
+  name: {{ .name }}
+  namespace: {{ .root.Release.Namespace }}
+  labels:
+    {{- include "weft.labels" (dict "root" .root "component" .component) | nindent 4 }}
+  {{- with .annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  type: ClusterIP
+  {{- if .headless }}
+  clusterIP: None
+  {{- end }}
+  selector:
+    linkerd.io/control-plane-component: {{ .component }}
+  ports:
+    {{- toYaml (list .port) | nindent 4 }}
+{{- end }}
+
 {{/* Timing of a probe; arguments: values, and default for what they omit. `merge` would treat a 0 as absent. */}}
 {{- define "weft.probe" -}}
 {{- $timing := deepCopy .default -}}
