@@ -24,25 +24,14 @@ linkerd.io/control-plane-component: {{ .component }}
 linkerd.io/control-plane-ns: {{ .root.Release.Namespace }}
 {{- end }}
 
-{{/* The labels by which a Deployment selects its pods; arguments: root, component. */}}
-{{- define "weft.selector" -}}
-{{ include "weft.componentLabels" . }}
-linkerd.io/proxy-deployment: linkerd-{{ .component }}
-{{- end }}
-
-{{/* Labels of a control plane pod; arguments: root, component. */}}
-{{- define "weft.podLabels" -}}
-{{- $own := dict "linkerd.io/proxy-deployment" (printf "linkerd-%s" .component) "linkerd.io/workload-ns" .root.Release.Namespace -}}
-{{ include "weft.labels" (dict "root" .root "component" .component "more" .root.Values.podLabels "own" $own) }}
-{{- end }}
-
 {{/*
-Annotations of a control plane pod; arguments: root, opaquePorts, checksum of the values that the pod is restarted for, and own,
-those of this component.
+Labels and annotations of a control plane pod; arguments: root, component, opaquePorts, checksum of the values that the
+pod is restarted for, and own, annotations of this component.
 The node agent and the policy controller read those of config.linkerd.io here, as on any meshed pod.
 */}}
-{{- define "weft.podAnnotations" -}}
+{{- define "weft.podMetadata" -}}
 {{- $v := .root.Values -}}
+{{- $labels := dict "linkerd.io/proxy-deployment" (printf "linkerd-%s" .component) "linkerd.io/workload-ns" .root.Release.Namespace -}}
 {{- $annotations := dict
     "linkerd.io/created-by" (printf "weft/helm %s" .root.Chart.Version)
     "linkerd.io/proxy-version" (include "weft.proxyVersion" .root)
@@ -58,8 +47,11 @@ The node agent and the policy controller read those of config.linkerd.io here, a
 {{- with .opaquePorts -}}
 {{- $_ := set $annotations "config.linkerd.io/opaque-ports" . -}}
 {{- end -}}
-{{- /* A component's own annotations come first. */ -}}
-{{- toYaml (mergeOverwrite $annotations ($v.podAnnotations | default dict) (.own | default dict)) -}}
+labels:
+  {{- include "weft.labels" (dict "root" .root "component" .component "more" $v.podLabels "own" $labels) | nindent 2 }}
+annotations:
+  {{- /* A component's own annotations come first. */}}
+  {{- toYaml (mergeOverwrite $annotations ($v.podAnnotations | default dict) (.own | default dict)) | nindent 2 }}
 {{- end }}
 
 {{/* Where Weft's images are: what comes before the name in agent.image.name. */}}
@@ -166,19 +158,26 @@ spec:
 {{- end -}}
 {{- end }}
 
-{{/* Common part of every Deployment of the control plane. */}}
+{{/* Common part of every Deployment of the control plane; arguments: root, component. */}}
 {{- define "weft.deployment" -}}
-replicas: {{ int .Values.controllerReplicas }}
-revisionHistoryLimit: {{ int .Values.revisionHistoryLimit }}
-{{- with .Values.deploymentStrategy }}
+{{- $v := .root.Values -}}
+replicas: {{ int $v.controllerReplicas }}
+revisionHistoryLimit: {{ int $v.revisionHistoryLimit }}
+{{- with $v.deploymentStrategy }}
 strategy:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+selector:
+  matchLabels:
+    {{- include "weft.componentLabels" . | nindent 4 }}
+    linkerd.io/proxy-deployment: linkerd-{{ .component }}
 {{- end }}
 
 {{/* Common part of every pod of a control plane Deployment; arguments: root, component. */}}
 {{- define "weft.podSpec" -}}
 {{- $v := .root.Values -}}
+serviceAccountName: linkerd-{{ .component }}
+automountServiceAccountToken: true
 {{- with $v.imagePullSecrets }}
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}
