@@ -147,15 +147,20 @@ spec:
     {{- toYaml (list .port) | nindent 4 }}
 {{- end }}
 
-{{/* Timing of a probe; arguments: values, and default for what they omit. `merge` would treat a 0 as absent. */}}
+{{/*
+A probe; arguments: path, port, values of its timing, and default for what they omit. `merge` would treat a 0 as absent.
+*/}}
 {{- define "weft.probe" -}}
 {{- $timing := deepCopy .default -}}
 {{- range $key, $value := .values -}}
 {{- $_ := set $timing $key $value -}}
 {{- end -}}
-{{- with $timing -}}
+httpGet:
+  path: {{ .path }}
+  port: {{ .port }}
+{{- with $timing }}
 {{ toYaml . }}
-{{- end -}}
+{{- end }}
 {{- end }}
 
 {{/* Common part of every Deployment of the control plane; arguments: root, component. */}}
@@ -273,15 +278,9 @@ serves one), component (the values with its probes and its environment; absent f
   ports:
     {{- toYaml .ports | nindent 4 }}
   livenessProbe:
-    httpGet:
-      path: /live
-      port: {{ .admin }}
-    {{- include "weft.probe" (dict "values" (.component | default dict).livenessProbe "default" (dict "initialDelaySeconds" 10)) | nindent 4 }}
+    {{- include "weft.probe" (dict "path" "/live" "port" .admin "values" (.component | default dict).livenessProbe "default" (dict "initialDelaySeconds" 10)) | nindent 4 }}
   readinessProbe:
-    httpGet:
-      path: /ready
-      port: {{ .admin }}
-    {{- include "weft.probe" (dict "values" (.component | default dict).readinessProbe "default" (dict "periodSeconds" 2 "failureThreshold" 7)) | nindent 4 }}
+    {{- include "weft.probe" (dict "path" "/ready" "port" .admin "values" (.component | default dict).readinessProbe "default" (dict "periodSeconds" 2 "failureThreshold" 7)) | nindent 4 }}
   {{- with (include "weft.resources" .resources | trim) | default (include "weft.resources" .root.Values.controllerResources | trim) }}
   resources:
     {{- . | nindent 4 }}

@@ -17,7 +17,8 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
 {{- $svc := printf "%s.svc.%s.:" $ns $v.clusterDomain -}}
 {{- $trust := include "weft.trustDomain" .root -}}
 {{- $mesh := printf "%s.serviceaccount.identity.%s.%s" $ns $ns $trust -}}
-{{- $any := ternary "0.0.0.0" "[::]" $v.disableIPv6 -}}
+{{- $any := include "weft.anyAddress" .root -}}
+{{- $admin := int $proxy.ports.admin -}}
 {{- $tlsPorts := list .tlsPorts $proxy.requireTLSOnInboundPorts | compact | join "," -}}
 {{- $workers := $proxy.runtime.workers -}}
 {{- $cpu := ($proxy.resources).cpu | default dict -}}
@@ -118,7 +119,7 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
     - name: LINKERD2_PROXY_CONTROL_LISTEN_ADDR
       value: {{ printf "%s:%d" $any (int $proxy.ports.control) | quote }}
     - name: LINKERD2_PROXY_ADMIN_LISTEN_ADDR
-      value: {{ printf "%s:%d" $any (int $proxy.ports.admin) | quote }}
+      value: {{ printf "%s:%d" $any $admin | quote }}
     - name: LINKERD2_PROXY_OUTBOUND_LISTEN_ADDR
       value: {{ $outbound | quote }}
     - name: LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS
@@ -224,25 +225,18 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
     - name: linkerd-proxy
       containerPort: {{ int $proxy.ports.inbound }}
     - name: linkerd-admin
-      containerPort: {{ int $proxy.ports.admin }}
+      containerPort: {{ $admin }}
   livenessProbe:
-    httpGet:
-      path: /live
-      port: {{ int $proxy.ports.admin }}
-    {{- include "weft.probe" (dict "values" $proxy.livenessProbe "default" (dict "initialDelaySeconds" 10)) | nindent 4 }}
+    {{- include "weft.probe" (dict "path" "/live" "port" $admin "values" $proxy.livenessProbe
+        "default" (dict "initialDelaySeconds" 10)) | nindent 4 }}
   readinessProbe:
-    httpGet:
-      path: /ready
-      port: {{ int $proxy.ports.admin }}
     {{- /* An ordinary container has no startup probe, and the other containers wait until this one is ready. */}}
     {{- $timing := ternary (dict) (dict "periodSeconds" 2 "failureThreshold" 7) .native }}
-    {{- include "weft.probe" (dict "values" $proxy.readinessProbe "default" $timing) | nindent 4 }}
+    {{- include "weft.probe" (dict "path" "/ready" "port" $admin "values" $proxy.readinessProbe "default" $timing) | nindent 4 }}
   {{- if .native }}
   startupProbe:
-    httpGet:
-      path: /ready
-      port: {{ int $proxy.ports.admin }}
-    {{- include "weft.probe" (dict "values" $proxy.startupProbe "default" (dict "periodSeconds" 1 "failureThreshold" 120)) | nindent 4 }}
+    {{- include "weft.probe" (dict "path" "/ready" "port" $admin "values" $proxy.startupProbe
+        "default" (dict "periodSeconds" 1 "failureThreshold" 120)) | nindent 4 }}
   {{- end }}
   {{- with (include "weft.resources" .resources | trim) | default (include "weft.resources" $proxy.resources | trim) }}
   resources:
