@@ -248,20 +248,40 @@ seccompProfile:
 {{- end }}
 
 {{/*
-One container of the control plane; arguments: root, name, args (a list), ports (a list of {name, containerPort}),
-admin (name of the admin port), resources (nothing set: those of every container), mounts (a list), webhook (whether it
-serves one), component (the values with its probes and its environment; absent from those of an older release).
+One container of the control plane; arguments:
+
+  root       the root
+  name       of the container and of the subcommand that it runs
+  args       its own flags, a list
+  ports      a list of {name, containerPort}, without the admin port
+  admin      the admin port, {name, containerPort}
+  logLevel   nothing: that of every container
+  resources  nothing set: those of every container
+  mounts     a list
+  webhook    whether it serves one
+  component  the values with its probes, its environment and further flags; absent from those of an older release
 */}}
 {{- define "weft.container" -}}
-{{- $args := .args -}}
+{{- $v := .root.Values -}}
+{{- $component := .component | default dict -}}
+{{- $args := concat
+    (list
+      .name
+      (printf "--controller-namespace=%s" .root.Release.Namespace)
+      (printf "--log-format=%s" $v.controllerLogFormat))
+    .args
+    (list
+      (printf "--admin-addr=%s:%d" (include "weft.anyAddress" .root) .admin.containerPort)
+      (printf "--log-level=%s" (include "weft.logLevel" (.logLevel | default $v.controllerLogLevel))))
+    ($component.additionalArgs | default list) ($component.experimentalArgs | default list) -}}
 {{- $mounts := .mounts | default list -}}
-{{- if and .webhook .root.Values.webhookClientCA -}}
+{{- if and .webhook $v.webhookClientCA -}}
 {{- $args = append $args "--webhook-client-ca=/var/run/linkerd/webhook/client-ca.crt" -}}
 {{- $mounts = append $mounts (dict "name" "webhook-client-ca" "mountPath" "/var/run/linkerd/webhook" "readOnly" true) -}}
 {{- end -}}
 - name: {{ .name }}
   image: {{ include "weft.controllerImage" .root }}
-  imagePullPolicy: {{ .root.Values.imagePullPolicy }}
+  imagePullPolicy: {{ $v.imagePullPolicy }}
   args:
     {{- range $args }}
     - {{ . | quote }}
@@ -272,16 +292,18 @@ serves one), component (the values with its probes and its environment; absent f
       valueFrom:
         fieldRef:
           fieldPath: metadata.name
-    {{- with concat ((.component | default dict).additionalEnv | default list) ((.component | default dict).experimentalEnv | default list) }}
+    {{- with concat ($component.additionalEnv | default list) ($component.experimentalEnv | default list) }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
   ports:
-    {{- toYaml .ports | nindent 4 }}
+    {{- toYaml (append .ports .admin) | nindent 4 }}
   livenessProbe:
-    {{- include "weft.probe" (dict "path" "/live" "port" .admin "values" (.component | default dict).livenessProbe "default" (dict "initialDelaySeconds" 10)) | nindent 4 }}
+    {{- include "weft.probe" (dict "path" "/live" "port" .admin.name "values" $component.livenessProbe
+        "default" (dict "initialDelaySeconds" 10)) | nindent 4 }}
   readinessProbe:
-    {{- include "weft.probe" (dict "path" "/ready" "port" .admin "values" (.component | default dict).readinessProbe "default" (dict "periodSeconds" 2 "failureThreshold" 7)) | nindent 4 }}
-  {{- with (include "weft.resources" .resources | trim) | default (include "weft.resources" .root.Values.controllerResources | trim) }}
+    {{- include "weft.probe" (dict "path" "/ready" "port" .admin.name "values" $component.readinessProbe
+        "default" (dict "periodSeconds" 2 "failureThreshold" 7)) | nindent 4 }}
+  {{- with (include "weft.resources" .resources | trim) | default (include "weft.resources" $v.controllerResources | trim) }}
   resources:
     {{- . | nindent 4 }}
   {{- end }}
@@ -303,15 +325,8 @@ serves one), component (the values with its probes and its environment; absent f
 {{- end -}}
 {{- end }}
 
-{{/* Flags of every part of the control plane; argument: the root. */}}
-{{- define "weft.commonArgs" -}}
-- --controller-namespace={{ .Release.Namespace }}
-- --log-format={{ .Values.controllerLogFormat }}
-{{- end }}
-
 {{/* Flags of the parts that need the mesh settings; argument: the root. */}}
 {{- define "weft.clusterArgs" -}}
-{{ include "weft.commonArgs" . }}
 - --trust-domain={{ include "weft.trustDomain" . }}
 - --cluster-domain={{ .Values.clusterDomain }}
 - --cluster-networks={{ .Values.clusterNetworks }}
