@@ -175,7 +175,7 @@ impl Inbound {
             let mut labels = vec![label("error", value)];
             labels.extend(self.labels.labels(target));
             let metrics = &self.shared.metrics;
-            metrics.count("inbound_tcp_errors", &metrics.inbound_tcp_errors, &labels);
+            metrics.count(&metrics.inbound_tcp_errors, &labels);
         }
         self.failures.connection(error, error.is_expected(), peer, &target);
     }

@@ -57,7 +57,9 @@ pub(crate) struct ProxyMetrics {
     tcp_write_bytes: Counters,
     tcp_close: Counters,
     http: HttpFamilies,
+    /// `route_*`: requests as the application sees them.
     route: HttpFamilies,
+    /// `route_actual_*`: requests with their repetitions.
     route_actual: HttpFamilies,
     route_retryable: Counters,
     retained: Retained,
@@ -234,11 +236,7 @@ impl<const MOST: usize> LabelValues<MOST> {
 impl ProxyMetrics {
     /// Creates the families and registers them. The encoder appends `_total` to counters.
     pub(crate) fn register(registry: &mut Registry) -> Self {
-        let metrics = Self {
-            route: HttpFamilies::of_routes(),
-            route_actual: HttpFamilies::of_actual_routes(),
-            ..Self::default()
-        };
+        let metrics = Self::default();
         metrics.register_in(registry);
         metrics
     }
@@ -285,9 +283,9 @@ impl ProxyMetrics {
         );
         counters("control_dns_resolutions", "DNS lookups of control-plane services", &metrics.dns_resolutions);
         registry.register("tcp_open_connections", "Open connections", metrics.tcp_open_connections.clone());
-        for families in [&metrics.http, &metrics.route, &metrics.route_actual] {
-            families.register(registry);
-        }
+        metrics.http.register(registry);
+        metrics.route.register(registry.sub_registry_with_prefix("route"));
+        metrics.route_actual.register(registry.sub_registry_with_prefix("route_actual"));
         metrics.inbound_detect.register(registry, "inbound_tcp_detect_http");
         metrics.outbound_detect.register(registry, "outbound_tcp_detect_http");
         registry.register_with_unit(
@@ -313,16 +311,14 @@ impl ProxyMetrics {
     }
 
     /// Counts one in a series that is removed when nothing was counted in it for a while.
-    pub(crate) fn count(&self, name: &'static str, family: &Counters, labels: &Labels) {
-        self.counter(name, family, labels).1.inc();
+    pub(crate) fn count(&self, family: &Counters, labels: &Labels) {
+        self.counter(family, labels).1.inc();
     }
 
     /// A counter that stays while the first value lives, and for the retention time afterwards.
-    pub(crate) fn counter(&self, name: &'static str, family: &Counters, labels: &Labels) -> (InUse, Counter) {
-        let mut key = labels.clone();
-        key.push(label("kind", name));
-        let in_use = self.retained.enter(key);
-        let counter = in_use.series(name, family, labels);
+    pub(crate) fn counter(&self, family: &Counters, labels: &Labels) -> (InUse, Counter) {
+        let in_use = self.retained.enter(family, labels);
+        let counter = in_use.series(family, labels);
         (in_use, counter)
     }
 
@@ -362,8 +358,8 @@ impl ProxyMetrics {
         ProfileMetrics {
             route: http(&self.route),
             actual: http(&self.route_actual),
-            retried: self.counter("route_retryable", &self.route_retryable, &all),
-            skipped: self.counter("route_retryable", &self.route_retryable, &skipped),
+            retried: self.counter(&self.route_retryable, &all),
+            skipped: self.counter(&self.route_retryable, &skipped),
         }
     }
 }
@@ -392,7 +388,7 @@ mod tests {
             route.opened();
             route.closed("unexpected");
             drop(route);
-            metrics.count("inbound_http_authz_deny", &metrics.inbound_http_deny, &labels);
+            metrics.count(&metrics.inbound_http_deny, &labels);
             metrics.detect(Direction::Outbound, labels.clone()).detected("http/1", Duration::ZERO);
             drop(metrics.balancer(BalancerKind::Http, &labels, IDLE));
             let route = metrics.route(true, labels.clone(), false);

@@ -262,7 +262,7 @@ impl Worker {
     fn count_error(&self, error: &'static str, mut labels: Labels) {
         labels.push(label("error", error));
         let metrics = &self.shared.metrics;
-        metrics.count("outbound_tcp_errors", &metrics.outbound_tcp_errors, &labels);
+        metrics.count(&metrics.outbound_tcp_errors, &labels);
     }
 
     /// The connection's original destination.

@@ -74,13 +74,7 @@ impl AdminPort {
         let metrics = &self.shared.metrics;
         match allowed {
             Some(authz) => {
-                self.count(
-                    ("inbound_http_authz_allow", &metrics.inbound_http_allow),
-                    &policy,
-                    route,
-                    Some(authz),
-                    client,
-                );
+                self.count(&metrics.inbound_http_allow, &policy, route, Some(authz), client);
                 None
             }
             None => {
@@ -88,7 +82,7 @@ impl AdminPort {
                     tracing::info!(client.addr = %client.addr, client.id = client.identity().map(weft_tls::identity::Identity::as_str),
                         server = &*policy.meta.name, suppressed, "request to the admin port denied");
                 });
-                self.count(("inbound_http_authz_deny", &metrics.inbound_http_deny), &policy, route, None, client);
+                self.count(&metrics.inbound_http_deny, &policy, route, None, client);
                 Some(denied())
             }
         }
@@ -96,7 +90,7 @@ impl AdminPort {
 
     fn count(
         &self,
-        (name, family): (&'static str, &Counters),
+        family: &Counters,
         policy: &ServerPolicy,
         route: Option<&Arc<Meta>>,
         authz: Option<&Arc<Meta>>,
@@ -113,6 +107,6 @@ impl AdminPort {
             authz.append_labels("authz", &mut labels);
         }
         client.tls.append_labels(&self.shared.metrics.client_ids, &mut labels);
-        self.shared.metrics.count(name, family, &labels);
+        self.shared.metrics.count(family, &labels);
     }
 }

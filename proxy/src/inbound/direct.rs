@@ -84,5 +84,5 @@ fn count(inbound: &Inbound, header: &TransportHeader, target: SocketAddr, client
         label("target_name", inbound.target_name(header)),
         label("client_id", metrics.client_ids.value(client_id).to_string()),
     ];
-    metrics.count("inbound_tcp_transport_header_connections", &metrics.inbound_transport_header, &labels);
+    metrics.count(&metrics.inbound_transport_header, &labels);
 }

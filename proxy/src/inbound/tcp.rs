@@ -53,10 +53,10 @@ pub(super) fn admit<S>(
             tracing::info!(client.addr = %client.addr, client.id = client.identity().map(weft_tls::identity::Identity::as_str),
                 orig_dst.addr = %target, server = &*known.meta.name, suppressed, "connection denied");
         });
-        count(inbound, ("inbound_tcp_authz_deny", &metrics.inbound_tcp_deny), &known, None, client, target);
+        count(inbound, &metrics.inbound_tcp_deny, &known, None, client, target);
         return Err(ConnectionError::Denied);
     };
-    count(inbound, ("inbound_tcp_authz_allow", &metrics.inbound_tcp_allow), &known, Some(authz), client, target);
+    count(inbound, &metrics.inbound_tcp_allow, &known, Some(authz), client, target);
     if authz.is_audit() {
         tracing::info!(client.addr = %client.addr, client.id = client.identity().map(weft_tls::identity::Identity::as_str),
             orig_dst.addr = %target, server = &*known.meta.name, authz = &*authz.name, "Connection allowed");
@@ -79,14 +79,7 @@ pub(super) async fn revoked(
         let changed = policy.borrow_and_update().clone();
         if changed.authorize_bytes(client).is_none() {
             let metrics = &inbound.shared.metrics;
-            count(
-                inbound,
-                ("inbound_tcp_authz_terminate", &metrics.inbound_tcp_terminate),
-                &changed,
-                None,
-                client,
-                target,
-            );
+            count(inbound, &metrics.inbound_tcp_terminate, &changed, None, client, target);
             return ConnectionError::Revoked;
         }
     }
@@ -94,7 +87,7 @@ pub(super) async fn revoked(
 
 fn count(
     inbound: &Inbound,
-    (name, family): (&'static str, &Counters),
+    family: &Counters,
     policy: &ServerPolicy,
     authz: Option<&Arc<Meta>>,
     client: &Client,
@@ -106,5 +99,5 @@ fn count(
         authz.append_labels("authz", &mut labels);
     }
     client.tls.append_labels(&inbound.shared.metrics.client_ids, &mut labels);
-    inbound.shared.metrics.count(name, family, &labels);
+    inbound.shared.metrics.count(family, &labels);
 }

@@ -101,36 +101,36 @@ impl BalancerFamilies {
 impl ProxyMetrics {
     /// The metrics of a balancer; `labels` name parent and backend, `timeout` is how long requests wait.
     pub(crate) fn balancer(&self, of: BalancerKind, labels: &Labels, timeout: Duration) -> BalancerMetrics {
-        let (families, prefix) = match of {
-            BalancerKind::Http => (&self.http_balancers, "outbound_http_balancer"),
-            BalancerKind::Tcp => (&self.tcp_balancers, "outbound_tcp_balancer"),
-            BalancerKind::Tls => (&self.tls_balancers, "outbound_tls_balancer"),
+        let families = match of {
+            BalancerKind::Http => &self.http_balancers,
+            BalancerKind::Tcp => &self.tcp_balancers,
+            BalancerKind::Tls => &self.tls_balancers,
         };
         let with = |key: &'static str, value: &'static str| {
             let mut all = vec![label(key, value)];
             all.extend(labels.iter().cloned());
             all
         };
-        let in_use = self.retained.enter(with("kind", prefix));
-        let endpoints = |state| in_use.series("endpoints", &families.endpoints, &with("endpoint_state", state));
-        let updates = |op| in_use.series("p2c_updates", &families.p2c_updates, &with("op", op));
+        let in_use = self.retained.enter(&families.requests, labels);
+        let endpoints = |state| in_use.series(&families.endpoints, &with("endpoint_state", state));
+        let updates = |op| in_use.series(&families.p2c_updates, &with("op", op));
         let metrics = BalancerMetrics {
             ready: endpoints("ready"),
             pending: endpoints("pending"),
-            endpoints: in_use.series("p2c_endpoints", &families.p2c_endpoints, labels),
+            endpoints: in_use.series(&families.p2c_endpoints, labels),
             reset: updates("Reset"),
             added: updates("Add"),
             removed: updates("Remove"),
-            waiting: in_use.series("queue_length", &families.length, labels),
-            requests: in_use.series("queue_requests", &families.requests, labels),
-            latency: in_use.series("queue_latency", &families.latency, labels),
-            gate_open: in_use.series("queue_gate_open", &families.gate_open, labels),
-            gate_shut: in_use.series("queue_gate_shut", &families.gate_shut, labels),
-            gate_open_time: in_use.series("queue_gate_open_time", &families.gate_open_time, labels),
-            gate_shut_time: in_use.series("queue_gate_shut_time", &families.gate_shut_time, labels),
+            waiting: in_use.series(&families.length, labels),
+            requests: in_use.series(&families.requests, labels),
+            latency: in_use.series(&families.latency, labels),
+            gate_open: in_use.series(&families.gate_open, labels),
+            gate_shut: in_use.series(&families.gate_shut, labels),
+            gate_open_time: in_use.series(&families.gate_open_time, labels),
+            gate_shut_time: in_use.series(&families.gate_shut_time, labels),
             in_use,
         };
-        metrics.in_use.series("queue_gate_timeout", &families.gate_timeout, labels).set(timeout.as_secs_f64());
+        metrics.in_use.series(&families.gate_timeout, labels).set(timeout.as_secs_f64());
         metrics.gate_opened();
         metrics
     }

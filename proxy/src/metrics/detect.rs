@@ -51,11 +51,9 @@ impl ProxyMetrics {
             Direction::Inbound => &self.inbound_detect,
             Direction::Outbound => &self.outbound_detect,
         };
-        let mut key = labels.clone();
-        key.extend([label("kind", "detect_http"), label("direction", direction.label())]);
-        let in_use = self.retained.enter(key);
+        let in_use = self.retained.enter(&families.results, &labels);
         DetectMetrics {
-            duration: in_use.series("duration", &families.duration, &labels),
+            duration: in_use.series(&families.duration, &labels),
             results: families.results.clone(),
             labels,
             in_use,
@@ -81,6 +79,6 @@ impl DetectMetrics {
     fn look_up(&self, result: &'static str) -> Counter {
         let mut labels = vec![label("result", result)];
         labels.extend(self.labels.iter().cloned());
-        self.in_use.series("results", &self.results, &labels)
+        self.in_use.series(&self.results, &labels)
     }
 }

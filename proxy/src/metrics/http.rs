@@ -18,49 +18,18 @@ use super::{
 /// Three families with a common prefix.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HttpFamilies {
-    names: Names,
     requests: Counters,
     responses: Counters,
     latency: Family<Labels, LatencyMs>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Names {
-    requests: &'static str,
-    responses: &'static str,
-    latency: &'static str,
-}
-
-impl Default for Names {
-    fn default() -> Self {
-        Self { requests: "request", responses: "response", latency: "response_latency_ms" }
-    }
-}
-
 impl HttpFamilies {
-    /// `route_*`: requests as the application sees them.
-    pub(super) fn of_routes() -> Self {
-        let names =
-            Names { requests: "route_request", responses: "route_response", latency: "route_response_latency_ms" };
-        Self { names, ..Self::default() }
-    }
-
-    /// `route_actual_*`: requests with their repetitions.
-    pub(super) fn of_actual_routes() -> Self {
-        let names = Names {
-            requests: "route_actual_request",
-            responses: "route_actual_response",
-            latency: "route_actual_response_latency_ms",
-        };
-        Self { names, ..Self::default() }
-    }
-
     /// Registers the families.
     pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register(self.names.requests, "HTTP requests", self.requests.clone());
-        registry.register(self.names.responses, "HTTP responses", self.responses.clone());
+        registry.register("request", "HTTP requests", self.requests.clone());
+        registry.register("response", "HTTP responses", self.responses.clone());
         let help = "Milliseconds from a request to the first frame of its response's body";
-        registry.register(self.names.latency, help, self.latency.clone());
+        registry.register("response_latency_ms", help, self.latency.clone());
     }
 }
 
@@ -123,12 +92,9 @@ impl Outcome {
 
 impl HttpMetrics {
     pub(super) fn new(families: &HttpFamilies, retained: &Retained, labels: Labels) -> Self {
-        // Transport metrics also have direction and target; the name distinguishes the kinds.
-        let mut key = labels.clone();
-        key.push(label("kind", families.names.requests));
-        let in_use = retained.enter(key);
+        let in_use = retained.enter(&families.requests, &labels);
         Self {
-            requests: in_use.series(families.names.requests, &families.requests, &labels),
+            requests: in_use.series(&families.requests, &labels),
             in_use,
             families: families.clone(),
             labels,
@@ -174,7 +140,7 @@ impl HttpMetrics {
     fn latency_histogram(&self, status: u16) -> LatencyMs {
         let mut labels = self.labels.clone();
         labels.push(label("status_code", status_value(status)));
-        self.in_use.series(self.families.names.latency, &self.families.latency, &labels)
+        self.in_use.series(&self.families.latency, &labels)
     }
 
     fn response_counter(&self, outcome: Outcome) -> Counter {
@@ -189,7 +155,7 @@ impl HttpMetrics {
         if !outcome.error.is_empty() {
             labels.push(label("error", outcome.error));
         }
-        self.in_use.series(self.families.names.responses, &self.families.responses, &labels)
+        self.in_use.series(&self.families.responses, &labels)
     }
 }
 

@@ -11,7 +11,6 @@ use weft_runtime::metrics::Family;
 use super::{
     Counters, Labels, ProxyMetrics,
     histogram::{CoarseSeconds, FineSeconds, FrameBytes, Histogram},
-    label,
     retain::InUse,
     stream::{StatusLabels, Statuses, StreamEnd},
 };
@@ -78,20 +77,18 @@ impl InboundFamilies {
 impl ProxyMetrics {
     /// The metrics of a server's route; `labels` are `parent_*` and `route_*`.
     pub(crate) fn inbound_route(&self, is_grpc: bool, labels: &Labels) -> InboundRouteMetrics {
-        let (families, prefix, kind) = match is_grpc {
-            true => (&self.inbound_grpc, "inbound_grpc", StatusLabels::GrpcNumber),
-            false => (&self.inbound_http, "inbound_http", StatusLabels::HttpNumber),
+        let (families, kind) = match is_grpc {
+            true => (&self.inbound_grpc, StatusLabels::GrpcNumber),
+            false => (&self.inbound_http, StatusLabels::HttpNumber),
         };
-        let mut key = labels.clone();
-        key.push(label("kind", prefix));
-        let in_use = Arc::new(self.retained.enter(key));
+        let in_use = Arc::new(self.retained.enter(&families.requests, labels));
         InboundRouteMetrics {
-            requests: in_use.series("requests", &families.requests, labels),
-            request_frames: in_use.series("request_frame_size", &families.request_frames, labels),
-            response_frames: in_use.series("response_frame_size", &families.response_frames, labels),
-            request_duration: in_use.series("request_duration", &families.request_duration, labels),
-            response_duration: in_use.series("response_duration", &families.response_duration, labels),
-            statuses: Statuses::new("statuses", &families.statuses, kind, labels, &in_use),
+            requests: in_use.series(&families.requests, labels),
+            request_frames: in_use.series(&families.request_frames, labels),
+            response_frames: in_use.series(&families.response_frames, labels),
+            request_duration: in_use.series(&families.request_duration, labels),
+            response_duration: in_use.series(&families.response_duration, labels),
+            statuses: Statuses::new(&families.statuses, kind, labels, &in_use),
             _in_use: in_use,
         }
     }

@@ -1,7 +1,7 @@
 //! Removes series that have not been used for a while: destinations come and go, and their series would stay for ever.
 //!
-//! Owns the schedule. A kind of connection or request has a key, its labels; while a handle of the kind lives, its
-//! series stay.
+//! Owns the schedule. A kind of connection or request is known by one of its families and its labels; while a handle of
+//! the kind lives, its series stay.
 
 use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
@@ -13,7 +13,10 @@ use super::Labels;
 
 /// All kinds whose series can be removed. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Retained(Arc<Mutex<HashMap<Labels, Kind>>>);
+pub(crate) struct Retained(Arc<Mutex<HashMap<Key, Kind>>>);
+
+/// A family, by its number, and labels.
+type Key = (usize, Labels);
 
 #[derive(Debug)]
 struct Kind {
@@ -21,8 +24,8 @@ struct Kind {
     handles: usize,
     /// When the last one was dropped.
     unused_since: Instant,
-    /// The family of each series, by the family's name and the series' labels.
-    series: HashMap<(&'static str, Labels), Box<dyn AnyFamily>>,
+    /// The family of each series.
+    series: HashMap<Key, Box<dyn AnyFamily>>,
 }
 
 /// A family of any kind of metric.
@@ -44,12 +47,14 @@ where
 #[derive(Debug)]
 pub(crate) struct InUse {
     retained: Retained,
-    key: Labels,
+    key: Key,
 }
 
 impl Retained {
-    /// Starts to use a kind. The caller must get its metrics afterwards, or they may be removed in between.
-    pub(crate) fn enter(&self, key: Labels) -> InUse {
+    /// Starts to use the kind of this family and these labels. The caller must get its metrics afterwards, or they may
+    /// be removed in between.
+    pub(crate) fn enter<M: Clone + Default>(&self, family: &Family<Labels, M>, labels: &Labels) -> InUse {
+        let key = (family.id(), labels.clone());
         let mut kinds = self.0.lock();
         let new = || Kind { handles: 0, unused_since: Instant::now(), series: HashMap::new() };
         kinds.entry(key.clone()).or_insert_with(new).handles += 1;
@@ -72,13 +77,13 @@ impl Retained {
 
 impl InUse {
     /// The series of the kind with these labels, created if there is none, and removed with the kind.
-    pub(crate) fn series<M>(&self, name: &'static str, family: &Family<Labels, M>, labels: &Labels) -> M
+    pub(crate) fn series<M>(&self, family: &Family<Labels, M>, labels: &Labels) -> M
     where
         M: Clone + Default + fmt::Debug + Send + Sync + 'static,
     {
         let mut kinds = self.retained.0.lock();
         if let Some(kind) = kinds.get_mut(&self.key) {
-            kind.series.entry((name, labels.clone())).or_insert_with(|| Box::new(family.clone()));
+            kind.series.entry((family.id(), labels.clone())).or_insert_with(|| Box::new(family.clone()));
         }
         family.get_or_create(labels)
     }

@@ -147,13 +147,11 @@ impl ProxyMetrics {
     /// series of its own.
     pub(crate) fn route(&self, is_grpc: bool, labels: Labels, by_hostname: bool) -> RouteMetrics {
         let families = if is_grpc { &self.grpc_routes } else { &self.http_routes };
-        let mut key = labels.clone();
-        key.push(label("kind", if is_grpc { "outbound_grpc_route" } else { "outbound_http_route" }));
         RouteMetrics {
             families: families.clone(),
             is_grpc,
+            in_use: Arc::new(self.retained.enter(&families.statuses, &labels)),
             labels,
-            in_use: Arc::new(self.retained.enter(key)),
             unnamed: OnceLock::new(),
             named: by_hostname.then(Mutex::default),
         }
@@ -183,9 +181,9 @@ impl RouteMetrics {
         labels.push(label("hostname", host.to_owned()));
         let kind = if self.is_grpc { StatusLabels::Grpc } else { StatusLabels::Http };
         RequestMetrics {
-            frames: in_use.series("request_frame_size", &families.request_frames, &labels),
-            duration: in_use.series("request_duration", &families.duration, &labels),
-            statuses: Statuses::new("request_statuses", &families.statuses, kind, &labels, in_use),
+            frames: in_use.series(&families.request_frames, &labels),
+            duration: in_use.series(&families.duration, &labels),
+            statuses: Statuses::new(&families.statuses, kind, &labels, in_use),
             families: families.clone(),
             labels,
             in_use: Arc::clone(in_use),
@@ -200,10 +198,10 @@ impl RouteMetrics {
         labels.extend(backend);
         let kind = if self.is_grpc { StatusLabels::Grpc } else { StatusLabels::Http };
         BackendMetrics {
-            requests: in_use.series("backend_requests", &families.backend_requests, &labels),
-            frames: in_use.series("backend_response_frame_size", &families.backend_frames, &labels),
-            duration: in_use.series("backend_response_duration", &families.backend_duration, &labels),
-            statuses: Statuses::new("backend_response_statuses", &families.backend_statuses, kind, &labels, in_use),
+            requests: in_use.series(&families.backend_requests, &labels),
+            frames: in_use.series(&families.backend_frames, &labels),
+            duration: in_use.series(&families.backend_duration, &labels),
+            statuses: Statuses::new(&families.backend_statuses, kind, &labels, in_use),
         }
     }
 }
@@ -218,12 +216,12 @@ impl RequestMetrics {
     /// The counters of retries.
     pub(crate) fn retries(&self) -> &RetryCounters {
         self.retries.get_or_init(|| {
-            let counter = |name, family| self.in_use.series(name, family, &self.labels);
+            let counter = |family| self.in_use.series(family, &self.labels);
             RetryCounters {
-                requests: counter("retry_requests", &self.families.retry_requests),
-                successes: counter("retry_successes", &self.families.retry_successes),
-                limit_exceeded: counter("retry_limit_exceeded", &self.families.retry_limit_exceeded),
-                overflow: counter("retry_overflow", &self.families.retry_overflow),
+                requests: counter(&self.families.retry_requests),
+                successes: counter(&self.families.retry_successes),
+                limit_exceeded: counter(&self.families.retry_limit_exceeded),
+                overflow: counter(&self.families.retry_overflow),
             }
         })
     }

@@ -42,7 +42,6 @@ pub(super) enum StatusLabels {
 /// Counters of one kind of requests by outcome.
 #[derive(Debug)]
 pub(super) struct Statuses {
-    name: &'static str,
     family: Counters,
     kind: StatusLabels,
     labels: Labels,
@@ -65,15 +64,9 @@ impl StreamEnd {
 }
 
 impl Statuses {
-    pub(super) fn new(
-        name: &'static str,
-        family: &Counters,
-        kind: StatusLabels,
-        labels: &Labels,
-        in_use: &Arc<InUse>,
-    ) -> Self {
+    pub(super) fn new(family: &Counters, kind: StatusLabels, labels: &Labels, in_use: &Arc<InUse>) -> Self {
         let (family, labels, in_use) = (family.clone(), labels.clone(), Arc::clone(in_use));
-        Self { name, family, kind, labels, in_use, seen: Default::default(), rest: Mutex::default() }
+        Self { family, kind, labels, in_use, seen: Default::default(), rest: Mutex::default() }
     }
 
     /// Counts one.
@@ -102,7 +95,7 @@ impl Statuses {
         if matches!(self.kind, StatusLabels::Http | StatusLabels::Grpc) {
             labels.push(label("error", end.error));
         }
-        self.in_use.series(self.name, &self.family, &labels)
+        self.in_use.series(&self.family, &labels)
     }
 }
 
@@ -150,8 +143,8 @@ mod tests {
     #[test]
     fn every_outcome_is_counted_whether_it_is_remembered_or_not() {
         let family = Counters::default();
-        let in_use = Arc::new(Retained::default().enter(Labels::new()));
-        let statuses = Statuses::new("statuses", &family, StatusLabels::Http, &Labels::new(), &in_use);
+        let in_use = Arc::new(Retained::default().enter(&family, &Labels::new()));
+        let statuses = Statuses::new(&family, StatusLabels::Http, &Labels::new(), &in_use);
         for _ in 0..3 {
             for status in 200..220 {
                 // The gRPC code is no label of this family.
@@ -170,8 +163,8 @@ mod tests {
     fn statuses_beyond_a_number_share_series_by_class() {
         for (kind, label) in [(StatusLabels::Http, "http_status"), (StatusLabels::HttpNumber, "status")] {
             let family = Counters::default();
-            let in_use = Arc::new(Retained::default().enter(Labels::new()));
-            let statuses = Statuses::new("statuses", &family, kind, &Labels::new(), &in_use);
+            let in_use = Arc::new(Retained::default().enter(&family, &Labels::new()));
+            let statuses = Statuses::new(&family, kind, &Labels::new(), &in_use);
             for status in 100..1000 {
                 statuses.count(StreamEnd { status: Some(status), ..StreamEnd::default() });
             }

@@ -39,14 +39,9 @@ impl TcpRouteFamilies {
 impl ProxyMetrics {
     /// The metrics of a route of connections.
     pub(crate) fn tcp_route(&self, is_tls: bool, labels: Labels) -> TcpRouteMetrics {
-        let (families, prefix) = match is_tls {
-            true => (&self.tls_routes, "outbound_tls_route"),
-            false => (&self.tcp_routes, "outbound_tcp_route"),
-        };
-        let mut key = labels.clone();
-        key.push(label("kind", prefix));
-        let in_use = self.retained.enter(key);
-        let open = in_use.series("open", &families.open, &labels);
+        let families = if is_tls { &self.tls_routes } else { &self.tcp_routes };
+        let in_use = self.retained.enter(&families.open, &labels);
+        let open = in_use.series(&families.open, &labels);
         TcpRouteMetrics { open, close: families.close.clone(), labels, in_use, seen: Default::default() }
     }
 }
@@ -72,6 +67,6 @@ impl TcpRouteMetrics {
     fn look_up(&self, error: &'static str) -> Counter {
         let mut labels = self.labels.clone();
         labels.push(label("error", error));
-        self.in_use.series("close", &self.close, &labels)
+        self.in_use.series(&self.close, &labels)
     }
 }

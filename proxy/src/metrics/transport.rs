@@ -22,14 +22,14 @@ pub(crate) struct TransportMetrics {
 
 impl TransportMetrics {
     pub(super) fn new(metrics: &ProxyMetrics, labels: Labels) -> Self {
-        let in_use = metrics.retained.enter(labels.clone());
+        let in_use = metrics.retained.enter(&metrics.tcp_open, &labels);
         let close = metrics.tcp_close.clone();
         Self {
-            open: in_use.series("tcp_open", &metrics.tcp_open, &labels),
-            open_connections: in_use.series("tcp_open_connections", &metrics.tcp_open_connections, &labels),
-            read_bytes: in_use.series("tcp_read_bytes", &metrics.tcp_read_bytes, &labels),
-            write_bytes: in_use.series("tcp_write_bytes", &metrics.tcp_write_bytes, &labels),
-            close_clean: in_use.series("tcp_close", &close, &with_errno(&labels, None)),
+            open: in_use.series(&metrics.tcp_open, &labels),
+            open_connections: in_use.series(&metrics.tcp_open_connections, &labels),
+            read_bytes: in_use.series(&metrics.tcp_read_bytes, &labels),
+            write_bytes: in_use.series(&metrics.tcp_write_bytes, &labels),
+            close_clean: in_use.series(&close, &with_errno(&labels, None)),
             close,
             transfer_cost: None,
             labels,
@@ -65,7 +65,7 @@ impl TransportMetrics {
             }
             Some(_) => {
                 let labels = with_errno(&self.labels, errno);
-                self.in_use.series("tcp_close", &self.close, &labels).inc();
+                self.in_use.series(&self.close, &labels).inc();
             }
         }
     }

@@ -347,7 +347,7 @@ pub(super) fn accepted(shared: &Shared, parent: &Meta, protocol: &'static str) -
     let mut labels = vec![label("protocol", protocol)];
     labels.extend(parent.labels_with_port("parent"));
     let metrics = &shared.metrics;
-    metrics.counter("outbound_tcp_protocol_connections", &metrics.outbound_protocol_connections, &labels)
+    metrics.counter(&metrics.outbound_protocol_connections, &labels)
 }
 
 /// The first route that accepts a connection with this server name.

@@ -41,6 +41,12 @@ where
         self.0.write().remove(labels.borrow()).is_some()
     }
 
+    /// A number that clones of this family share, and that no other family has meanwhile.
+    #[must_use]
+    pub fn id(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
+
     /// The metrics at this moment.
     fn snapshot(&self) -> Vec<(Arc<S>, M)> {
         self.0.read().iter().map(|(labels, metric)| (Arc::clone(labels), metric.clone())).collect()
@@ -109,6 +115,13 @@ mod tests {
         assert!(text().contains("# TYPE seen counter\nseen_total{a=\"1\"} 2\n"), "{}", text());
         assert!(family.remove(&vec![("a", "1")]) && !family.remove(&vec![("a", "1")]));
         assert!(!text().contains("seen"), "{}", text());
+    }
+
+    #[test]
+    fn clones_have_the_same_number_and_other_families_have_not() {
+        let family = Family::<Labels, Counter>::default();
+        assert_eq!(family.id(), family.clone().id());
+        assert_ne!(family.id(), Family::<Labels, Counter>::default().id());
     }
 
     /// A metric whose encoding waits until the test allows it.

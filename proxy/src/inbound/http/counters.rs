@@ -75,7 +75,7 @@ impl Counters {
         let handles = Arc::new(Handles {
             http: Arc::new(metrics.http(Direction::Inbound, &of_http)),
             route: port.route(&policy.meta, &matched.details.meta, policy.is_grpc()),
-            allowed: metrics.counter("inbound_http_authz_allow", &metrics.inbound_http_allow, &labels),
+            allowed: metrics.counter(&metrics.inbound_http_allow, &labels),
         });
         // Entries of older policies would only keep those policies alive.
         entries.retain(|entry| Arc::ptr_eq(&entry.policy, policy));
@@ -99,7 +99,7 @@ impl Counters {
         let mut labels = route_labels(inbound, policy, Some(route), target);
         client.tls.append_labels(&inbound.shared.metrics.client_ids, &mut labels);
         let metrics = &inbound.shared.metrics;
-        metrics.count("inbound_http_authz_deny", &metrics.inbound_http_deny, &labels);
+        metrics.count(&metrics.inbound_http_deny, &labels);
     }
 
     /// Counts a request without a matching route.
@@ -113,7 +113,7 @@ impl Counters {
         let mut labels = route_labels(inbound, policy, None, target);
         client.tls.append_labels(&inbound.shared.metrics.client_ids, &mut labels);
         let metrics = &inbound.shared.metrics;
-        metrics.count("inbound_http_route_not_found", &metrics.inbound_http_route_not_found, &labels);
+        metrics.count(&metrics.inbound_http_route_not_found, &labels);
     }
 
     /// Counts a request that exceeds a rate limit.
@@ -131,7 +131,7 @@ impl Counters {
         labels.push(label("ratelimit_scope", scope.label()));
         client.tls.append_labels(&inbound.shared.metrics.client_ids, &mut labels);
         let metrics = &inbound.shared.metrics;
-        metrics.count("inbound_http_local_ratelimit", &metrics.inbound_http_ratelimit, &labels);
+        metrics.count(&metrics.inbound_http_ratelimit, &labels);
     }
 
     /// Counts a request that the proxy answered itself, but for one that policy denies.
@@ -140,7 +140,7 @@ impl Counters {
         let mut labels = vec![label("error", error)];
         labels.extend(inbound.labels.labels(target));
         let metrics = &inbound.shared.metrics;
-        metrics.count("inbound_http_errors", &metrics.inbound_http_errors, &labels);
+        metrics.count(&metrics.inbound_http_errors, &labels);
     }
 }
 
