@@ -29,6 +29,7 @@ mod orig_dst;
 mod outbound;
 mod pauses;
 mod policy;
+mod recent;
 mod request;
 mod route;
 mod shared;

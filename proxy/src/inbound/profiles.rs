@@ -9,7 +9,6 @@
 //! and timeouts are its client's.
 
 use std::{
-    collections::HashMap,
     num::NonZeroU16,
     sync::{Arc, OnceLock},
     time::Duration,
@@ -27,6 +26,7 @@ use crate::{
     },
     http::headers::DST_CANONICAL,
     metrics::HttpMetrics,
+    recent::Recent,
     request::classify::Classes,
     shared::Shared,
 };
@@ -44,12 +44,7 @@ const HTTP: NonZeroU16 = NonZeroU16::new(80).unwrap();
 pub(super) struct Profiles {
     shared: Arc<Shared>,
     discover: Discover,
-    names: Mutex<HashMap<Name, Cached>>,
-}
-
-struct Cached {
-    profile: Arc<NamedProfile>,
-    used: Instant,
+    names: Recent<Name, NamedProfile>,
 }
 
 /// The profile of one name.
@@ -82,7 +77,7 @@ pub(super) struct ProfileRoute {
 
 impl Profiles {
     pub(super) fn new(shared: Arc<Shared>, discover: Discover) -> Self {
-        Self { shared, discover, names: Mutex::default() }
+        Self { shared, discover, names: Recent::new() }
     }
 
     /// The route of a request to this name.
@@ -119,45 +114,26 @@ impl Profiles {
     fn look_up(&self, name: &str) -> Option<Arc<NamedProfile>> {
         let config = &self.shared.config.destination;
         let name = Name::parse(name, HTTP).filter(|name| config.suffixes.iter().any(|suffix| suffix.covers(name)))?;
-        let now = Instant::now();
-        let mut names = self.names.lock();
-        if let Some(known) = names.get_mut(&name) {
-            known.used = now;
-            return Some(Arc::clone(&known.profile));
-        }
-        if names.len() >= MAX_NAMES {
-            let is_unused =
-                |cached: &Cached| Arc::strong_count(&cached.profile) == 1 && now >= cached.used + LEAST_STAY;
-            let unused = names.iter().filter(|(_, cached)| is_unused(cached));
-            let oldest = unused.min_by_key(|(_, cached)| cached.used).map(|(name, _)| name.clone())?;
-            names.remove(&oldest);
-        }
-        let destination = Destination::Name(name.clone());
-        let profile = Arc::new(NamedProfile {
-            port: destination.port(),
-            lookup: self.discover.profile(&destination),
-            answered_by: now + config.initial_timeout,
-            routes: Mutex::default(),
-        });
-        names.insert(name, Cached { profile: Arc::clone(&profile), used: now });
-        Some(profile)
+        self.names.get_within(MAX_NAMES, LEAST_STAY, &name, || {
+            let destination = Destination::Name(name.clone());
+            NamedProfile {
+                port: destination.port(),
+                lookup: self.discover.profile(&destination),
+                answered_by: Instant::now() + config.initial_timeout,
+                routes: Mutex::default(),
+            }
+        })
     }
 
     /// Forgets names that no request has had for a while.
     pub(super) fn sweep(&self) {
-        let (now, idle) = (Instant::now(), self.shared.config.inbound.discovery_idle_timeout);
-        self.names.lock().retain(|_, cached| {
-            if Arc::strong_count(&cached.profile) > 1 {
-                cached.used = now;
-            }
-            now.saturating_duration_since(cached.used) < idle
-        });
+        self.names.sweep(Instant::now(), self.shared.config.inbound.discovery_idle_timeout);
     }
 
     /// The names that are followed.
     #[cfg(test)]
     pub(super) fn known_names(&self) -> Vec<String> {
-        self.names.lock().keys().map(ToString::to_string).collect()
+        self.names.keys().iter().map(ToString::to_string).collect()
     }
 }
 

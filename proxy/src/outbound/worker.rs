@@ -1,8 +1,7 @@
 //! A worker's state between connections: destinations, kept for the idle timeout after their last use.
 
-use std::{collections::HashMap, hash::Hash, net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{backends::Backends, target::OutboundTarget};
@@ -11,6 +10,7 @@ use crate::{
     discover::Discover,
     failure_log::FailureLog,
     http::{body::replay::ReplayRoom, in_flight::RequestLimit},
+    recent::Recent,
     shared::Shared,
 };
 
@@ -22,8 +22,8 @@ pub(super) const MAX_NAMES: usize = 1024;
 pub(super) struct Worker {
     pub(super) shared: Arc<Shared>,
     discover: Discover,
-    targets: Mutex<HashMap<SocketAddr, Cached>>,
-    names: Mutex<HashMap<Name, Cached>>,
+    targets: Recent<SocketAddr, OutboundTarget>,
+    names: Recent<Name, OutboundTarget>,
     /// Backends of all destinations.
     pub(super) backends: Arc<Backends>,
     /// Limit of requests in flight.
@@ -33,12 +33,7 @@ pub(super) struct Worker {
     /// Room for bodies of requests that may be sent again.
     pub(super) replay_room: ReplayRoom,
     #[cfg(test)]
-    pub(super) pretended_dst: Mutex<Option<SocketAddr>>,
-}
-
-struct Cached {
-    target: Arc<OutboundTarget>,
-    used: Instant,
+    pub(super) pretended_dst: parking_lot::Mutex<Option<SocketAddr>>,
 }
 
 impl Worker {
@@ -50,74 +45,39 @@ impl Worker {
             backends: Arc::new(Backends::new(Arc::clone(&shared), discover.clone())),
             shared,
             discover,
-            targets: Mutex::default(),
-            names: Mutex::default(),
+            targets: Recent::new(),
+            names: Recent::new(),
             #[cfg(test)]
-            pretended_dst: Mutex::default(),
+            pretended_dst: parking_lot::Mutex::default(),
         })
     }
 
     /// The destination with this address, from memory or looked up.
     pub(super) fn target(&self, addr: SocketAddr) -> Arc<OutboundTarget> {
-        let mut targets = self.targets.lock();
-        let now = Instant::now();
-        let cached = targets.entry(addr).or_insert_with(|| self.look_up(addr.into(), now));
-        cached.used = now;
-        Arc::clone(&cached.target)
+        self.targets.get(addr, || self.look_up(addr.into()))
     }
 
-    /// The destination with this name, from memory or looked up. If [`MAX_NAMES`] are kept, the one that was unused for
-    /// the longest time is forgotten for it; `None` if all are in use.
+    /// The destination with this name, from memory or looked up; `None` if [`MAX_NAMES`] are kept and all are in use.
     pub(super) fn named(&self, name: &Name) -> Option<Arc<OutboundTarget>> {
-        let mut names = self.names.lock();
-        let now = Instant::now();
-        if let Some(known) = names.get_mut(name) {
-            known.used = now;
-            return Some(Arc::clone(&known.target));
-        }
-        let forgotten = if names.len() < MAX_NAMES {
-            None
-        } else {
-            let unused = names.iter().filter(|(_, cached)| Arc::strong_count(&cached.target) == 1);
-            let oldest = unused.min_by_key(|(_, cached)| cached.used).map(|(name, _)| name.clone())?;
-            names.remove(&oldest)
-        };
-        let cached = self.look_up(Destination::Name(name.clone()), now);
-        let target = Arc::clone(&cached.target);
-        names.insert(name.clone(), cached);
-        drop(names);
-        drop(forgotten);
-        Some(target)
+        self.names.get_within(MAX_NAMES, Duration::ZERO, name, || self.look_up(Destination::Name(name.clone())))
     }
 
     /// How many destinations by name are kept.
     #[cfg(test)]
     pub(super) fn known_names(&self) -> usize {
-        self.names.lock().len()
+        self.names.keys().len()
     }
 
-    fn look_up(&self, destination: Destination, now: Instant) -> Cached {
+    fn look_up(&self, destination: Destination) -> OutboundTarget {
         let lookup = self.discover.look_up(&destination);
-        let (shared, backends) = (Arc::clone(&self.shared), Arc::clone(&self.backends));
-        Cached { target: Arc::new(OutboundTarget::new(shared, backends, destination, lookup)), used: now }
+        OutboundTarget::new(Arc::clone(&self.shared), Arc::clone(&self.backends), destination, lookup)
     }
 
     /// Removes entries that are no longer used.
     pub(super) fn sweep(&self, now: Instant) {
         let idle = self.shared.config.outbound.discovery_idle_timeout;
-        // Dropped after the locks are released.
-        let unused = (remove_unused(&self.targets, now, idle), remove_unused(&self.names, now, idle));
-        drop(unused);
+        self.targets.sweep(now, idle);
+        self.names.sweep(now, idle);
         self.backends.sweep();
     }
-}
-
-fn remove_unused<K: Eq + Hash>(targets: &Mutex<HashMap<K, Cached>>, now: Instant, idle: Duration) -> Vec<Cached> {
-    let mut targets = targets.lock();
-    for cached in targets.values_mut() {
-        if Arc::strong_count(&cached.target) > 1 {
-            cached.used = now;
-        }
-    }
-    targets.extract_if(|_, cached| now.saturating_duration_since(cached.used) >= idle).map(|(_, old)| old).collect()
 }
