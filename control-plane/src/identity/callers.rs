@@ -13,8 +13,9 @@
 //! less than a second. But one proxy may send its token as often as it likes, so an identity's requests wait for each
 //! other. An identity with too many refused tokens is not locked out, because their sender need not be its owner.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, num::NonZeroUsize, sync::Arc, time::Duration};
 
+use lru::LruCache;
 use parking_lot::Mutex;
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
 use tokio::{
@@ -33,7 +34,7 @@ const REFUSED: Rate = Rate { burst: 20.0, per_second: 0.2 };
 /// a flood of new names replaces itself.
 const REMEMBERED_REFUSED: usize = 4096;
 /// How many identities with accepted tokens are remembered; 5 MiB. The oldest go first, and are unknown again.
-const REMEMBERED_ACCEPTED: usize = 16_384;
+const REMEMBERED_ACCEPTED: NonZeroUsize = NonZeroUsize::new(16_384).expect("not zero");
 /// Requests at a time of the identities with too many refused tokens.
 const REFUSED_PERMITS: usize = 4;
 /// Requests at a time of unknown identities. With a review of 2 ms they are 10,000 a second.
@@ -57,17 +58,10 @@ pub(crate) struct Callers {
 }
 
 /// What the tokens of earlier requests say about identities.
-#[derive(Default)]
 struct Seen {
     refused: HashMap<String, Allowance>,
-    accepted: HashMap<String, Accepted>,
-}
-
-/// An identity with an accepted token.
-struct Accepted {
-    /// The time of the last one.
-    at: Instant,
-    permits: Arc<Semaphore>,
+    /// The permits of each identity with accepted tokens, in the order of its last one.
+    accepted: LruCache<String, Arc<Semaphore>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +96,8 @@ impl Callers {
     /// With no token so far.
     pub(crate) fn new(metrics: CallerMetrics) -> Self {
         let [refused, unknown] = [REFUSED_PERMITS, UNKNOWN_PERMITS].map(|permits| Arc::new(Semaphore::new(permits)));
-        Self { seen: Mutex::default(), refused, unknown, metrics }
+        let seen = Seen { refused: HashMap::new(), accepted: LruCache::new(REMEMBERED_ACCEPTED) };
+        Self { seen: Mutex::new(seen), refused, unknown, metrics }
     }
 
     /// Admits a request for `identity`; the permit is held while its token is reviewed.
@@ -114,7 +109,7 @@ impl Callers {
             let seen = self.seen.lock();
             match seen.standing(identity, Instant::now()) {
                 Standing::Refused => (Standing::Refused, self.refused.clone()),
-                standing => (standing, seen.accepted.get(identity).map_or(&self.unknown, |it| &it.permits).clone()),
+                standing => (standing, seen.accepted.peek(identity).unwrap_or(&self.unknown).clone()),
             }
         };
         let wait = if standing == Standing::Refused { WAIT } else { QUEUE_TIMEOUT };
@@ -139,7 +134,8 @@ impl Callers {
 
     /// Notes that the token of a request for `identity` was accepted.
     pub(super) fn accepted(&self, identity: &str) {
-        self.seen.lock().accepted(identity, Instant::now());
+        let permits = || Arc::new(Semaphore::new(OWN_PERMITS));
+        self.seen.lock().accepted.get_or_insert_ref(identity, permits);
     }
 }
 
@@ -148,7 +144,7 @@ impl Seen {
         if self.refused.get(identity).is_some_and(|allowance| !allowance.has_some(now)) {
             return Standing::Refused;
         }
-        if self.accepted.contains_key(identity) { Standing::Accepted } else { Standing::Unknown }
+        if self.accepted.contains(identity) { Standing::Accepted } else { Standing::Unknown }
     }
 
     fn refused(&mut self, identity: &str, now: Instant) {
@@ -163,21 +159,6 @@ impl Seen {
             }
         }
         self.refused.entry(identity.to_owned()).or_insert_with(|| Allowance::new(REFUSED, now)).take(now);
-    }
-
-    fn accepted(&mut self, identity: &str, now: Instant) {
-        if let Some(known) = self.accepted.get_mut(identity) {
-            known.at = now;
-            return;
-        }
-        if self.accepted.len() >= REMEMBERED_ACCEPTED {
-            let oldest = self.accepted.iter().min_by_key(|(_, known)| known.at).map(|(identity, _)| identity.clone());
-            if let Some(oldest) = oldest {
-                self.accepted.remove(&oldest);
-            }
-        }
-        let known = Accepted { at: now, permits: Arc::new(Semaphore::new(OWN_PERMITS)) };
-        self.accepted.insert(identity.to_owned(), known);
     }
 }
 
@@ -318,13 +299,15 @@ mod tests {
         tokio::time::advance(Duration::from_secs(3600)).await;
         callers.refused("last.shop");
         assert_eq!(callers.seen.lock().refused.len(), 1);
+        callers.accepted("again.shop");
         callers.accepted("first.shop");
-        tokio::time::advance(Duration::from_secs(1)).await;
-        for number in 0..REMEMBERED_ACCEPTED {
+        for number in 0..REMEMBERED_ACCEPTED.get() - 1 {
             callers.accepted(&format!("api-{number}.shop"));
+            callers.accepted("again.shop");
         }
-        assert_eq!(callers.seen.lock().accepted.len(), REMEMBERED_ACCEPTED);
+        assert_eq!(callers.seen.lock().accepted.len(), REMEMBERED_ACCEPTED.get());
         assert_eq!(standing("first.shop"), Standing::Unknown, "the oldest");
+        assert_eq!(standing("again.shop"), Standing::Accepted);
         assert_eq!(standing("api-0.shop"), Standing::Accepted);
     }
 }
