@@ -421,7 +421,7 @@ impl Parts {
             values: injector.values.clone(),
             anchors: injector.identity_trust_anchors.clone(),
         };
-        let injector = Injector::start(client, &sources, &mut self.tasks, &self.readiness, &self.metrics)?;
+        let injector = Injector::start(client, sources, &mut self.tasks, &self.readiness, &self.metrics);
         self.webhook(&webhook::PROXY_INJECTOR, args, Admission::Injector(injector)).await
     }
 

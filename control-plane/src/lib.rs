@@ -12,6 +12,7 @@ mod args;
 mod authority;
 mod clusters;
 mod destination;
+mod file_changes;
 pub mod fuzz;
 mod grpc;
 mod identity;

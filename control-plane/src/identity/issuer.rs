@@ -13,20 +13,20 @@ use std::{
 use clap::ValueEnum;
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::ObjectReference};
 use kube::{Api, Client, Resource, runtime::events::EventType};
-use notify::{RecursiveMode, Watcher};
+use notify::RecursiveMode;
 use parking_lot::RwLock;
-use tokio::sync::mpsc;
 use weft_tls::{
     anchors::{AnchorsError, TrustAnchors},
     ca::{Issuer, IssuerError},
 };
 
-use crate::api::{events::Events, explain};
+use crate::{
+    api::{events::Events, explain},
+    file_changes::{self, FileChanges},
+};
 
 /// The files of one update may change one by one; reading waits until the directory has been quiet for this long.
 const QUIET: Duration = Duration::from_millis(100);
-/// Interval of reads without a notification: a watch may miss one.
-const AGAIN: Duration = Duration::from_secs(60);
 /// Linkerd's names of the objects that contain certificates in a cluster.
 const DEPLOYMENT: &str = "linkerd-identity";
 const SECRET: &str = "linkerd-identity-issuer";
@@ -338,28 +338,14 @@ impl Files {
 impl Running {
     /// Replaces the issuer whenever the files change and the new one verifies; otherwise keeps the old one. Runs until
     /// dropped.
-    ///
-    /// # Errors
-    /// When the directories cannot be watched.
     pub(crate) async fn reload(mut self, place: Place, events: Events) -> anyhow::Result<()> {
-        let (wake_tx, mut wake_rx) = mpsc::channel(1);
-        let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            // A read access is an event too, and must not cause another read. An error may hide a change, so it does.
-            if event.map_or(true, |event| !event.kind.is_access()) {
-                let _ = wake_tx.try_send(());
-            }
-        })?;
-        watcher.watch(&self.files.issuer, RecursiveMode::NonRecursive)?;
-        let directory = self.files.anchors.parent().filter(|parent| !parent.as_os_str().is_empty());
-        watcher.watch(directory.unwrap_or(Path::new(".")), RecursiveMode::NonRecursive)?;
+        let directories = vec![self.files.issuer.clone(), file_changes::directory(&self.files.anchors)];
+        let mut changes = FileChanges::new(directories, RecursiveMode::NonRecursive, QUIET);
         let mut said = None;
         loop {
             // The files may have changed since the start.
             self.apply(&place, &events, &mut said);
-            if let Ok(None) = tokio::time::timeout(AGAIN, wake_rx.recv()).await {
-                anyhow::bail!("the watch of the issuer's files ended");
-            }
-            while let Ok(Some(())) = tokio::time::timeout(QUIET, wake_rx.recv()).await {}
+            changes.wait().await;
         }
     }
 

@@ -78,19 +78,16 @@ pub(crate) struct Injector {
 
 impl Injector {
     /// Starts the injector's tasks: the reader of the settings, the cache of namespaces, the writer of Events.
-    ///
-    /// # Errors
-    /// When the files' directories cannot be watched.
     pub(crate) fn start(
         client: Client,
-        sources: &Sources,
+        sources: Sources,
         tasks: &mut Tasks,
         readiness: &Readiness,
         metrics: &Metrics,
-    ) -> anyhow::Result<Self> {
+    ) -> Self {
         let events = Events::new(client.clone(), "proxy-injector");
-        let (settings, reloading) = settings::start(sources, readiness.gate("values"), events.clone())?;
-        tasks.spawn("values", reloading);
+        let (settings, gate) = (Settings::default(), readiness.gate("values"));
+        tasks.spawn("values", settings::reload(sources, settings.clone(), gate, events.clone()));
 
         let (namespaces, writer) = reflector::store();
         let gate = readiness.gate("namespaces");
@@ -103,7 +100,7 @@ impl Injector {
         tasks.spawn("events", reporting);
         let metrics = metrics.register(InjectorMetrics::new);
         let lookups = Semaphore::new(MAX_LOOKUPS);
-        Ok(Self { settings, namespaces, client, lookups, reporter, metrics })
+        Self { settings, namespaces, client, lookups, reporter, metrics }
     }
 
     /// Answers one request.

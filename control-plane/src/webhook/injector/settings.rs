@@ -9,22 +9,21 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Context;
 use k8s_openapi::api::core::v1::ObjectReference;
-use notify::{RecursiveMode, Watcher};
+use notify::RecursiveMode;
 use parking_lot::RwLock;
-use tokio::sync::mpsc;
 use weft_k8s_api::{field::Invalid, inject::InjectConfig, values::Values};
 use weft_runtime::readiness::Gate;
 use weft_tls::anchors::{AnchorsError, TrustAnchors};
 
 use super::{Current, Sources};
-use crate::api::events::Events;
+use crate::{
+    api::events::Events,
+    file_changes::{self, FileChanges},
+};
 
 /// The files of a volume change one by one; reading waits until the directories have been quiet for this long.
 const QUIET: Duration = Duration::from_millis(100);
-/// Interval of reads without a notification, in case one was lost.
-const AGAIN: Duration = Duration::from_secs(60);
 
 /// The settings in force; clones share them.
 #[derive(Clone, Default)]
@@ -74,43 +73,15 @@ pub(super) fn load(sources: &Sources) -> Result<InjectConfig, SettingsError> {
     config.map_err(|invalid| SettingsError::Values { path: sources.values.clone(), invalid })
 }
 
-/// The settings, and the task that keeps them current.
-///
-/// # Errors
-/// When the files' directories cannot be watched.
-pub(super) fn start(
-    sources: &Sources,
-    gate: Gate,
-    events: Events,
-) -> anyhow::Result<(Settings, impl Future<Output = anyhow::Result<()>> + Send + 'static)> {
-    let (wake_tx, mut wake_rx) = mpsc::channel(1);
-    let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-        // Reading the files is an event too, and must not cause another read.
-        if event.is_ok_and(|event| !event.kind.is_access()) {
-            let _ = wake_tx.try_send(());
-        }
-    })?;
-    // The directories, because a ConfigMap's volume replaces files by renaming.
-    for (flag, file) in [("--values", &sources.values), ("--identity-trust-anchors", &sources.anchors)] {
-        let directory = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        watcher
-            .watch(directory, RecursiveMode::NonRecursive)
-            .with_context(|| format!("{flag}: directory {} cannot be watched", directory.display()))?;
+/// Keeps the settings current.
+pub(super) async fn reload(sources: Sources, current: Settings, gate: Gate, events: Events) -> anyhow::Result<()> {
+    let directories = [&sources.values, &sources.anchors].map(|file| file_changes::directory(file));
+    let mut changes = FileChanges::new(directories.into(), RecursiveMode::NonRecursive, QUIET);
+    let mut said = None;
+    loop {
+        apply(&sources, &current, &gate, &events, &mut said);
+        changes.wait().await;
     }
-    let settings = Settings::default();
-    let (current, sources) = (settings.clone(), sources.clone());
-    let reloading = async move {
-        let _watcher = watcher;
-        let mut said = None;
-        loop {
-            apply(&sources, &current, &gate, &events, &mut said);
-            if let Ok(None) = tokio::time::timeout(AGAIN, wake_rx.recv()).await {
-                anyhow::bail!("the watch of the settings' files ended");
-            }
-            while let Ok(Some(())) = tokio::time::timeout(QUIET, wake_rx.recv()).await {}
-        }
-    };
-    Ok((settings, reloading))
 }
 
 fn apply(sources: &Sources, current: &Settings, gate: &Gate, events: &Events, said: &mut Option<String>) {
