@@ -93,6 +93,13 @@ impl FailureLog {
     }
 }
 
+/// A request of `client` that `dst` had from `since` on was given up before its response, by its client as a rule. It
+/// has no other line and no `response_total`.
+pub(crate) fn log_given_up(client: SocketAddr, dst: SocketAddr, since: Instant) {
+    let elapsed = since.elapsed().as_secs_f64();
+    tracing::debug!(dst.addr = %dst, client.addr = %client, elapsed, "request given up before its response");
+}
+
 impl LineLimit {
     /// Calls `write` if a line may be written now, with how many were not since the last one, if there are any. Returns
     /// whether it may.

@@ -34,6 +34,7 @@ use super::{
 };
 use crate::{
     access_log::Entry,
+    failure_log::log_given_up,
     http::{
         body::{
             Body, End, Observed, Observer,
@@ -128,6 +129,12 @@ struct Counting {
     /// When the request's body ended.
     sent: RequestEnd,
     tapped: Tapped,
+}
+
+/// A request that the application has not answered. Dropping it logs that the request was given up.
+struct Unanswered<'a> {
+    connection: &'a HttpConnection,
+    since: &'a Instant,
 }
 
 impl HttpConnection {
@@ -293,11 +300,13 @@ impl HttpConnection {
         let Admitted { mut request, kind, mut counting } = admitted;
         let traced = self.inbound.shared.tracing.begin(&mut *request, Kind::Client, Direction::Inbound);
         log_request(self.inbound.shared.config.log_headers, self.target.addr, &*request);
+        let unanswered = Unanswered { connection: self, since: &counting.arrived };
         let answered = if kind.version == Version::HTTP_2 {
             self.send_http2(request).await.map(|response| (response, None))
         } else {
             self.send_http1(request, kind, &mut counting.permit).await
         };
+        std::mem::forget(unanswered);
         match answered {
             Ok((response, checked_out)) => {
                 let trace_id = traced.trace_id();
@@ -408,6 +417,12 @@ struct Answered {
     checked_out: Option<CheckedOut>,
     /// The request's trace, if it is collected.
     trace_id: Option<NonZeroU128>,
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        log_given_up(self.connection.client.addr, self.connection.target.addr, *self.since);
+    }
 }
 
 impl Counting {

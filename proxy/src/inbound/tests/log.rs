@@ -55,6 +55,28 @@ async fn requests_that_fail_are_logged_at_info_and_those_that_policy_refuses_are
 }
 
 #[tokio::test]
+async fn a_request_that_its_client_gives_up_is_logged_at_debug() {
+    let lines = Lines::default();
+    let _guard = lines.of_this_thread("warn,weft=debug");
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let world = World::new(silent.local_addr().unwrap()).await;
+    let mut client = world.connect(Via::Plain, Some(ELSEWHERE)).await;
+    client.write_all(b"GET / HTTP/1.1\r\nhost: web.demo\r\n\r\n").await.unwrap();
+    let (mut app, _) = silent.accept().await.unwrap();
+    assert!(app.read(&mut [0; 64]).await.unwrap() > 0);
+    let addr = world.app;
+    let expected = format!("request given up before its response dst.addr={addr} client.addr={ELSEWHERE} elapsed=");
+    let is_logged = || lines.text().lines().any(|line| line.contains("DEBUG") && line.contains(&expected));
+    assert!(!is_logged());
+    drop(client);
+    crate::testing::eventually("the client's leaving is logged", is_logged).await;
+
+    let world = World::new(http_app().await).await;
+    assert_eq!(world.get(Via::Plain, Some(ELSEWHERE), "/").await.0, StatusCode::OK);
+    assert_eq!(lines.text().matches("request given up").count(), 1, "one that is answered: {}", lines.text());
+}
+
+#[tokio::test]
 async fn a_flood_of_denied_requests_is_a_bounded_number_of_lines() {
     let lines = Lines::default();
     let _guard = lines.of_this_thread(INJECTORS_FILTER);

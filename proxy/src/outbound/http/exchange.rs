@@ -12,6 +12,7 @@ use weft_tls::identity::Identity;
 use super::{response::ResponseObserver, subject::subject};
 use crate::{
     discover::route::Action,
+    failure_log::log_given_up,
     http::{
         body::{
             Body, End,
@@ -434,11 +435,9 @@ impl Exchange<'_> {
 }
 
 impl Drop for Exchange<'_> {
-    /// A request that is given up, by its client as a rule, has no other line and no `response_total`.
     fn drop(&mut self) {
         if let Some(Current { endpoint, since, .. }) = self.current.get_mut() {
-            let (dst, client, elapsed) = (endpoint.info.addr, self.connection.peer, since.elapsed().as_secs_f64());
-            tracing::debug!(dst.addr = %dst, client.addr = %client, elapsed, "request given up before its response");
+            log_given_up(self.connection.peer, endpoint.info.addr, *since);
         }
     }
 }
