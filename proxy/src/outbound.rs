@@ -35,7 +35,7 @@ use crate::{
     discover::{Discover, route::Protocol},
     http::{
         serve::{Closing, HttpVersion},
-        upgrade::Tunnel,
+        upgrade::{self, Tunnel},
     },
     io::{Io, Stream},
     listen::{Accepted, Listener},
@@ -86,8 +86,8 @@ impl ConnectionError {
     }
 }
 
-/// Serves a connection of which everything is known, as on the inbound side.
-type Serving = BoxFuture<'static, Result<(), ConnectionError>>;
+/// Serves a connection of which everything is known, as on the inbound side. Returns the tunnel that it becomes.
+type Serving = BoxFuture<'static, Result<Option<Tunnel>, ConnectionError>>;
 
 /// The known facts about a connection before its first byte.
 struct Connection {
@@ -160,9 +160,16 @@ async fn serve_accepted(worker: &Arc<Worker>, accepted: Accepted) {
         tunnel: Mutex::default(),
     };
     let served = async { Box::pin(connection.negotiate(stream)).await?.await };
-    if let Err(error) = served.await {
-        worker.count_error(error.label(), target.labels());
-        worker.failures.connection(&error, error.is_expected(), peer, &target.destination);
+    match served.await {
+        Ok(tunnel) => {
+            // A tunnel needs no discovery, whose streams end when nothing uses the destination.
+            drop(target);
+            upgrade::run(tunnel).await;
+        }
+        Err(error) => {
+            worker.count_error(error.label(), target.labels());
+            worker.failures.connection(&error, error.is_expected(), peer, &target.destination);
+        }
     }
 }
 
@@ -238,17 +245,17 @@ impl Connection {
 
     fn http_stream(self, stream: Io<Stream>, version: HttpVersion) -> Serving {
         let connection = Arc::new(self);
-        Box::pin(async move {
-            http::serve(stream, version, connection).await;
-            Ok(())
-        })
+        Box::pin(async move { Ok(http::serve(stream, version, connection).await) })
     }
 
     fn opaque<S>(self, stream: Io<S>, plan: Arc<RoutingPlan>, server_name: Option<String>) -> Serving
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        Box::pin(async move { Ok(tcp::forward(&self, stream, &plan, server_name.as_deref()).await?) })
+        Box::pin(async move {
+            tcp::forward(&self, stream, &plan, server_name.as_deref()).await?;
+            Ok(None)
+        })
     }
 
     /// Counts the accepted connection with its destination's labels.

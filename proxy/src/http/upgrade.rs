@@ -6,7 +6,6 @@
 use http::{Method, Response, StatusCode, header};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use parking_lot::Mutex;
 
 use super::in_flight::Permit;
 use crate::io::copy_bidirectional;
@@ -58,8 +57,7 @@ impl Tunnel {
 }
 
 /// Copies between both sides of the tunnel that a connection has become, if it has.
-pub(crate) async fn run(tunnel: &Mutex<Option<Tunnel>>) {
-    let tunnel = tunnel.lock().take();
+pub(crate) async fn run(tunnel: Option<Tunnel>) {
     if let Some(tunnel) = tunnel {
         // Boxed, so that other connections have no room for it.
         Box::pin(tunnel.copy()).await;

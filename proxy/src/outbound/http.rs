@@ -43,8 +43,9 @@ use response::ResponseObserver;
 
 type ObservedResponse = Response<Observed<ResponseObserver>>;
 
-/// Serves one connection to its end. During a drain, requests in flight finish.
-pub(super) async fn serve(stream: Io<Stream>, version: HttpVersion, connection: Arc<Connection>) {
+/// Serves one connection to its end, or until it becomes a tunnel, which it returns. During a drain, requests in flight
+/// finish.
+pub(super) async fn serve(stream: Io<Stream>, version: HttpVersion, connection: Arc<Connection>) -> Option<Tunnel> {
     let shared = Arc::clone(&connection.worker.shared);
     let settings = ServerSettings {
         http1_timeout: shared.config.http1_client_timeout,
@@ -59,7 +60,7 @@ pub(super) async fn serve(stream: Io<Stream>, version: HttpVersion, connection: 
         let failures = &connection.worker.failures;
         failures.connection(&error, error.is_timeout(), connection.peer, &connection.target.destination);
     }
-    upgrade::run(&connection.tunnel).await;
+    connection.tunnel.lock().take()
 }
 
 impl Connection {

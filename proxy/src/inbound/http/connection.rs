@@ -90,7 +90,10 @@ where
     let answer = move |request| Arc::clone(&served).handle(request);
     Box::pin(async move {
         let served = serve_http(stream, version, settings, &inbound.shared.drain, &connection.closing, answer).await;
-        upgrade::run(&connection.tunnel).await;
+        let tunnel = connection.tunnel.lock().take();
+        // A tunnel needs no policy or profile, whose streams end when nothing uses them.
+        drop(connection);
+        upgrade::run(tunnel).await;
         served.map_err(ConnectionError::Http)
     })
 }

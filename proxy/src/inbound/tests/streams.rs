@@ -194,6 +194,18 @@ async fn a_tunnel_is_a_request_in_flight_until_it_ends() {
     .await;
 }
 
+#[tokio::test]
+async fn a_tunnel_keeps_nothing_of_its_connection() {
+    let world = World::new(http_app().await).await;
+    let mut tunnel = world.tunnel(Via::Tls).await;
+    let port = world.inbound.targets.get(world.app);
+    crate::testing::eventually("the worker and this test alone have it", || Arc::strong_count(&port) == 2).await;
+    tunnel.write_all(b"abcd").await.unwrap();
+    let mut answer = [0; 4];
+    tunnel.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"dcba");
+}
+
 /// The response to a request of this type on a connection of its own, with its body still to come.
 async fn head_of(world: &World, content_type: &str) -> Response<Incoming> {
     let stream = TokioIo::new(world.connect(Via::Plain, Some(ELSEWHERE)).await);

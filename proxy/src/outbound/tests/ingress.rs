@@ -1,6 +1,6 @@
 //! Ingress mode: requests that name their destination.
 
-use super::*;
+use super::{pair::echo, *};
 use crate::{destination::Name, outbound::worker::MAX_NAMES};
 
 const WEB: &str = "web.demo.svc.cluster.local:80";
@@ -188,4 +188,28 @@ async fn addresses_are_forgotten_after_the_idle_time() {
     proxy.worker.sweep(Instant::now() + idle);
     assert!(unused.upgrade().is_none(), "nothing uses it");
     assert!(Arc::ptr_eq(&in_use, &proxy.worker.target(addr(2))), "what is in use stays");
+}
+
+#[tokio::test]
+async fn a_tunnel_does_not_keep_its_destination_in_use() {
+    let app = echo().await;
+    let proxy = Proxy::start(app, Control::default()).await;
+    let mut request = get("/ws");
+    request.headers_mut().insert("connection", "Upgrade".parse().unwrap());
+    request.headers_mut().insert("upgrade", "websocket".parse().unwrap());
+    let mut response = proxy.http1().await.send_request(request).await.unwrap();
+    let mut tunnel = TokioIo::new(hyper::upgrade::on(&mut response).await.unwrap());
+    let target = Arc::downgrade(&proxy.worker.target(app));
+    let idle = proxy.shared.config.outbound.discovery_idle_timeout;
+    let mut now = Instant::now();
+    eventually("the destination is forgotten", || {
+        now += idle;
+        proxy.worker.sweep(now);
+        target.upgrade().is_none()
+    })
+    .await;
+    tunnel.write_all(b"ping").await.unwrap();
+    let mut answer = [0; 4];
+    tunnel.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"ping");
 }
