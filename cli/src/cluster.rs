@@ -12,7 +12,7 @@ mod exec;
 mod forward;
 mod proxy;
 
-use std::{error::Error, io, path::PathBuf, time::Duration};
+use std::{env, error::Error, ffi::OsStr, io, path::PathBuf, time::Duration};
 
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
@@ -119,18 +119,37 @@ impl ClusterArgs {
         }
     }
 
+    /// The kubeconfig, where kubectl looks for it.
+    pub(crate) fn kubeconfig(&self) -> Result<Kubeconfig, KubeconfigError> {
+        match (&self.kubeconfig, env::var_os("KUBECONFIG")) {
+            (Some(file), _) => Kubeconfig::read_from(file),
+            (None, Some(files)) if !files.is_empty() => merged(&files),
+            (None, _) => Kubeconfig::read(),
+        }
+    }
+
     async fn read_config(&self) -> Result<Config, KubeconfigError> {
         let options = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
-        let kubeconfig = match &self.kubeconfig {
-            Some(file) => Kubeconfig::read_from(file)?,
-            None => Kubeconfig::read()?,
-        };
+        let kubeconfig = self.kubeconfig()?;
         let given = proxy::given(&kubeconfig, self.context.as_deref());
         let mut config = Config::from_custom_kubeconfig(kubeconfig, &options).await?;
         let proxy = given.or_else(|| proxy::from_environment(&config.cluster_url));
         config.proxy_url = proxy.map(|url| url.parse()).transpose().map_err(KubeconfigError::ParseProxyUrl)?;
         Ok(config)
     }
+}
+
+/// The kubeconfig of the files in KUBECONFIG. As kubectl does, and unlike the client library, it skips those that do not
+/// exist.
+fn merged(files: &OsStr) -> Result<Kubeconfig, KubeconfigError> {
+    let mut merged = Kubeconfig::default();
+    for file in env::split_paths(files).filter(|file| !file.as_os_str().is_empty()) {
+        match Kubeconfig::read_from(file) {
+            Err(KubeconfigError::ReadConfig(error, _)) if error.kind() == io::ErrorKind::NotFound => {}
+            read => merged = merged.merge(read?)?,
+        }
+    }
+    Ok(merged)
 }
 
 /// Prints the client library's log on standard error.
@@ -201,6 +220,20 @@ mod tests {
         assert!(is_missing(&read(io::ErrorKind::NotFound)));
         assert!(!is_missing(&read(io::ErrorKind::PermissionDenied)));
         assert!(!is_missing(&KubeconfigError::LoadContext("other".to_owned())));
+    }
+
+    #[test]
+    fn files_that_do_not_exist_are_skipped_and_broken_ones_are_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str| dir.path().join(name);
+        std::fs::write(file("west"), "current-context: west\n").unwrap();
+        std::fs::write(file("east"), "current-context: east\n").unwrap();
+        std::fs::write(file("broken"), "current-context: [\n").unwrap();
+        let read = |names: &[&str]| merged(&env::join_paths(names.iter().map(|name| dir.path().join(name))).unwrap());
+        let current = |names: &[&str]| read(names).unwrap().current_context;
+        assert_eq!(current(&["none", "west", "none", "east"]).as_deref(), Some("west"));
+        assert_eq!(current(&["none"]), None);
+        assert!(matches!(read(&["west", "broken"]), Err(KubeconfigError::Parse(_))));
     }
 
     #[tokio::test]

@@ -23,7 +23,6 @@ use clap_complete::{
 use kube::{
     Api,
     api::{ApiResource, DynamicObject, GroupVersionKind, ListParams},
-    config::Kubeconfig,
 };
 
 use crate::{cluster::ClusterArgs, kind::Kind, viz::Verb};
@@ -88,11 +87,7 @@ fn candidates(names: Vec<String>) -> Vec<CompletionCandidate> {
 }
 
 fn contexts(line: &Line) -> Vec<String> {
-    let config = match &line.cluster.kubeconfig {
-        Some(file) => Kubeconfig::read_from(file),
-        None => Kubeconfig::read(),
-    };
-    config.into_iter().flat_map(|config| config.contexts).map(|context| context.name).collect()
+    line.cluster.kubeconfig().into_iter().flat_map(|config| config.contexts).map(|context| context.name).collect()
 }
 
 /// Pods by their names; others by kind and name.
