@@ -248,7 +248,7 @@ async fn removed(args: &UninstallArgs) -> Result<(Vec<Object>, Option<String>)> 
     {
         let why = if args.keep_crds { "needs the mesh" } else { "has policies, whose kinds go with the mesh" };
         bail!(
-            "the component weft-viz is installed and {why}: first `{}`; --force prints manifests anyway",
+            "the component weft-viz is installed and {why}: first {}; --force prints manifests anyway",
             component.removal()
         );
     }

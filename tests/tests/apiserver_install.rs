@@ -326,7 +326,8 @@ fn an_installation_is_upgraded_pruned_and_removed() {
     kubectl(&["delete", "--force"], &web);
 
     // The component has a proxy, too, and goes in another way.
-    let labels = json!({"app.kubernetes.io/name": "weft-viz", "linkerd.io/control-plane-ns": MESH});
+    let labels = json!({"app.kubernetes.io/name": "weft-viz", "app.kubernetes.io/part-of": "weft",
+        "linkerd.io/control-plane-ns": MESH});
     let viz_pod = pod("weft-viz", labels.clone()).to_string();
     let template = json!({"metadata": {"labels": labels}, "spec": {"containers": [{"name": "main", "image": "main"}]}});
     let mut viz = json!({"apiVersion": "apps/v1", "kind": "Deployment",
@@ -335,6 +336,11 @@ fn an_installation_is_upgraded_pruned_and_removed() {
     kubectl(&["apply"], &viz_pod);
     kubectl(&["apply"], &viz.to_string());
     refused(&["uninstall"], &["first `weft viz uninstall | kubectl delete -f -`"]);
+    viz["metadata"]["labels"]["app.kubernetes.io/managed-by"] = json!("Helm");
+    kubectl(&["apply"], &viz.to_string());
+    refused(&["uninstall"], &["first remove it with the tool that renders its chart"]);
+    refused(&["viz", "uninstall"], &["such as Argo CD", "use that tool"]);
+    refused(&["viz", "install"], &["such as Argo CD", "use that tool", "--ignore-cluster"]);
     viz["metadata"]["annotations"] = json!({"meta.helm.sh/release-name": "metrics"});
     kubectl(&["apply"], &viz.to_string());
     refused(&["uninstall"], &["first `helm uninstall metrics --namespace default`"]);

@@ -166,11 +166,10 @@ pub(super) async fn meshed(cluster: &Cluster) -> Result<Vec<String>> {
 }
 
 /// The component weft-viz in a cluster.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) struct InstalledViz {
     namespace: String,
-    /// Its release, if helm installed it.
-    release: Option<String>,
+    installed: Installed,
 }
 
 impl InstalledViz {
@@ -179,26 +178,33 @@ impl InstalledViz {
         let api: Api<PartialObjectMeta<Deployment>> = Api::all(cluster.client.clone());
         let found = list(api, &ListParams::default().labels(component::SELECTOR)).await;
         let found = found.map_err(|problem| anyhow!("Deployments of {}: {problem}", cluster.server))?;
-        Ok(found.first().map(|found| Self {
-            namespace: found.namespace().unwrap_or_default(),
-            release: found.annotations().get(HELM_RELEASE).cloned(),
-        }))
+        Ok(found
+            .first()
+            .map(|found| Self { namespace: found.namespace().unwrap_or_default(), installed: Installed::by(found) }))
     }
 
-    /// Refuses what helm has to do.
+    /// Refuses what another tool has to do; `helm` is the command for one of helm's.
     pub(super) fn by_kubectl(&self, helm: &str) -> Result<()> {
-        let (namespace, Some(release)) = (&self.namespace, &self.release) else { return Ok(()) };
-        bail!(
-            "release {release} of namespace {namespace}, the component weft-viz, belongs to helm: use `{helm} \
-             {release} --namespace {namespace}`"
-        )
+        let namespace = &self.namespace;
+        match &self.installed {
+            Installed::ByHelm(release) => bail!(
+                "release {release} of namespace {namespace}, the component weft-viz, belongs to helm: use `{helm} \
+                 {release} --namespace {namespace}`"
+            ),
+            Installed::ByTemplate => bail!(
+                "helm rendered the component weft-viz in namespace {namespace} for another tool, such as Argo CD: use \
+                 that tool, which has its values"
+            ),
+            _ => Ok(()),
+        }
     }
 
-    /// The command that removes it.
+    /// How it is removed.
     pub(super) fn removal(&self) -> String {
-        match &self.release {
-            Some(release) => format!("helm uninstall {release} --namespace {}", self.namespace),
-            None => "weft viz uninstall | kubectl delete -f -".to_owned(),
+        match &self.installed {
+            Installed::ByHelm(release) => format!("`helm uninstall {release} --namespace {}`", self.namespace),
+            Installed::ByTemplate => "remove it with the tool that renders its chart, such as Argo CD".to_owned(),
+            _ => "`weft viz uninstall | kubectl delete -f -`".to_owned(),
         }
     }
 }
@@ -313,17 +319,18 @@ mod tests {
 
     #[test]
     fn the_component_is_left_to_the_tool_that_installed_it() {
-        let component = |release: Option<&str>| InstalledViz {
-            namespace: "linkerd-viz".to_owned(),
-            release: release.map(str::to_owned),
-        };
-        assert!(component(None).by_kubectl("helm uninstall").is_ok());
-        assert_eq!(component(None).removal(), "weft viz uninstall | kubectl delete -f -");
-        let by_helm = component(Some("metrics"));
-        let command = "helm uninstall metrics --namespace linkerd-viz";
-        assert_eq!(by_helm.removal(), command);
-        let refused = by_helm.by_kubectl("helm uninstall").unwrap_err().to_string();
-        assert!(refused.contains(command), "{refused}");
+        let component = |installed| InstalledViz { namespace: "linkerd-viz".to_owned(), installed };
+        let refused = |installed| component(installed).by_kubectl("helm uninstall").unwrap_err().to_string();
+        assert!(component(Installed::ByUs).by_kubectl("helm uninstall").is_ok());
+        assert_eq!(component(Installed::ByUs).removal(), "`weft viz uninstall | kubectl delete -f -`");
+        let by_helm = || Installed::ByHelm("metrics".to_owned());
+        let command = "`helm uninstall metrics --namespace linkerd-viz`";
+        assert_eq!(component(by_helm()).removal(), command);
+        for (installed, words) in [(by_helm(), command), (Installed::ByTemplate, "use that tool")] {
+            let refused = refused(installed);
+            assert!(refused.contains(words), "{refused}");
+        }
+        assert!(component(Installed::ByTemplate).removal().contains("such as Argo CD"));
     }
 
     #[test]

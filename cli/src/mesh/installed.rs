@@ -1,7 +1,8 @@
-//! Whether a mesh is in a namespace, and who installed it: by the ConfigMap that every mesh has, Linkerd's included.
+//! Which tool installed a mesh, by the ConfigMap that every mesh has, Linkerd's included, or the component weft-viz, by
+//! its Deployment.
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::ResourceExt as _;
+use kube::ResourceExt;
 
 use crate::cluster::HELM_RELEASE;
 
@@ -12,7 +13,7 @@ pub(crate) const CHART_VERSION: &str = "app.kubernetes.io/version";
 /// The label of what helm renders, also where another tool applies it and there is no release.
 pub(crate) const RENDERED_BY_HELM: (&str, &str) = ("app.kubernetes.io/managed-by", "Helm");
 
-/// What is in the namespace of a mesh.
+/// Whether a mesh or the component is in a namespace, and which tool installed it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Installed {
     No,
@@ -27,12 +28,16 @@ pub(crate) enum Installed {
 }
 
 impl Installed {
-    /// By `linkerd-config`. Linkerd has one, too, and helm may have installed it: only the label says whose chart it is
-    /// of.
+    /// The mesh, by `linkerd-config`.
     pub(crate) fn of(config: Option<&ConfigMap>) -> Self {
-        let Some(config) = config else { return Self::No };
-        let has = |(key, wanted): (&str, &str)| config.labels().get(key).is_some_and(|value| value == wanted);
-        match config.annotations().get(HELM_RELEASE) {
+        config.map_or(Self::No, Self::by)
+    }
+
+    /// What an object is part of. Linkerd's objects have the same names, and helm may have installed them: only the
+    /// label says whose chart they are of.
+    pub(crate) fn by(object: &impl ResourceExt) -> Self {
+        let has = |(key, wanted): (&str, &str)| object.labels().get(key).is_some_and(|value| value == wanted);
+        match object.annotations().get(HELM_RELEASE) {
             _ if !has(PART_OF) => Self::ByOthers,
             Some(release) => Self::ByHelm(release.clone()),
             None if has(RENDERED_BY_HELM) => Self::ByTemplate,
