@@ -194,12 +194,9 @@ impl Facts {
     pub(super) fn upgrade(&self, with: &str) -> String {
         match self.installed() {
             Some(Installed::ByHelm(release)) => {
-                let (chart, with) = (chart::reference("weft-control-plane"), spaced(with));
-                format!("helm upgrade {release} {chart} --namespace {} --reset-then-reuse-values{with}", self.namespace)
+                format!("{}{}", helm_upgrade(&release, "weft-control-plane", &self.namespace), spaced(with))
             }
-            Some(Installed::ByTemplate) if with.is_empty() => {
-                "apply the chart again with the tool that renders it, such as Argo CD".to_owned()
-            }
+            Some(Installed::ByTemplate) if with.is_empty() => RENDER_AGAIN.to_owned(),
             Some(Installed::ByTemplate) => {
                 let values = with.replace("--set-file ", "").replace("--set ", "");
                 format!("set {values} in the values of the tool that renders the chart, such as Argo CD")
@@ -216,10 +213,7 @@ impl Facts {
     /// The remedy to install the custom resource definitions, or the missing ones.
     pub(super) fn install_crds(&self) -> String {
         match self.installed() {
-            Some(Installed::ByHelm(_)) => {
-                let (chart, namespace) = (chart::reference("weft-crds"), &self.namespace);
-                format!("helm upgrade --install weft-crds {chart} --namespace {namespace} --reset-then-reuse-values")
-            }
+            Some(Installed::ByHelm(_)) => helm_upgrade("--install weft-crds", "weft-crds", &self.namespace),
             Some(Installed::ByTemplate) => {
                 "apply chart weft-crds with the tool that renders the charts, such as Argo CD".to_owned()
             }
@@ -240,6 +234,15 @@ impl Facts {
     pub(super) fn named(&self, kind: &str, name: &str) -> String {
         format!("{kind} {}/{name}", self.namespace)
     }
+}
+
+/// The remedy where another tool renders the chart.
+pub(super) const RENDER_AGAIN: &str = "apply the chart again with the tool that renders it, such as Argo CD";
+
+/// The remedy where helm installed the chart.
+pub(super) fn helm_upgrade(release: &str, chart: &str, namespace: &str) -> String {
+    let chart = chart::reference(chart);
+    format!("helm upgrade {release} {chart} --namespace {namespace} --reset-then-reuse-values")
 }
 
 fn spaced(options: &str) -> String {

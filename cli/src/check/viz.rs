@@ -10,12 +10,15 @@ use weft_k8s_api::{boolean, inject::TapClient, labels, observe, values::Values};
 use super::{
     answer::{Stop, known},
     data_plane,
-    facts::Facts,
+    facts::{Facts, RENDER_AGAIN, helm_upgrade},
     installed::not_ready,
 };
 use crate::{
     component::{NAME, NAMESPACE},
-    mesh::{installed::CHART_VERSION, pods},
+    mesh::{
+        installed::{CHART_VERSION, Installed},
+        pods,
+    },
     problem::Problem,
 };
 
@@ -146,8 +149,15 @@ pub(super) fn version(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     };
     let others = deployments.iter().filter_map(|deployment| {
         let version = deployment.labels().get(CHART_VERSION).filter(|version| *version != wanted)?;
-        let object = format!("Deployment {}/{}", deployment.namespace().unwrap_or_default(), deployment.name_any());
-        Some(Problem::new(object, format!("is of version {version}, {but}"), INSTALL))
+        let namespace = deployment.namespace().unwrap_or_default();
+        let object = format!("Deployment {namespace}/{}", deployment.name_any());
+        let remedy = match Installed::by(deployment) {
+            Installed::ByHelm(release) => helm_upgrade(&release, NAME, &namespace),
+            Installed::ByTemplate => RENDER_AGAIN.to_owned(),
+            _ if namespace == NAMESPACE => INSTALL.to_owned(),
+            _ => format!("weft viz install --viz-namespace {namespace} | kubectl apply -f -"),
+        };
+        Some(Problem::new(object, format!("is of version {version}, {but}"), remedy))
     });
     Ok(others.collect())
 }
@@ -162,6 +172,10 @@ mod tests {
             tests::{check, healthy, object},
         },
         *,
+    };
+    use crate::{
+        cluster::HELM_RELEASE,
+        mesh::installed::{PART_OF, RENDERED_BY_HELM},
     };
 
     /// A healthy mesh whose injector names this client, with the component in this namespace.
@@ -214,6 +228,26 @@ mod tests {
         check(version(&newer), &[]);
         newer.expected_version = Some("0.3.0".to_owned());
         check(version(&newer), &[("Deployment linkerd-viz/weft-viz", "0.3.0 is expected")]);
+    }
+
+    #[test]
+    fn another_version_is_replaced_by_the_tool_that_installed_it() {
+        let remedy = |managed_by: &str, release: Option<&str>| {
+            let mut facts = facts(NAMED, "monitoring", true, "linkerd-proxy");
+            facts.cli_version = "0.2.0".to_owned();
+            let deployment = &mut facts.cluster.as_mut().unwrap().viz.as_mut().unwrap().0[0];
+            for (label, value) in [(PART_OF.0, PART_OF.1), (RENDERED_BY_HELM.0, managed_by)] {
+                deployment.labels_mut().insert(label.to_owned(), value.to_owned());
+            }
+            let annotations = release.map(|release| (HELM_RELEASE.to_owned(), release.to_owned()));
+            deployment.annotations_mut().extend(annotations);
+            version(&facts).unwrap().remove(0).remedy
+        };
+        assert_eq!(remedy("weft", None), "weft viz install --viz-namespace monitoring | kubectl apply -f -");
+        assert_eq!(remedy("Helm", None), RENDER_AGAIN);
+        let by_helm = remedy("Helm", Some("metrics"));
+        assert!(by_helm.starts_with("helm upgrade metrics weft-viz-"), "{by_helm}");
+        assert!(by_helm.contains("--namespace monitoring"), "{by_helm}");
     }
 
     #[test]
