@@ -23,7 +23,7 @@ use super::{
 use crate::{mesh::pods, problem::Problem};
 
 /// Linkerd's bound: enough time to replace certificates that are replaced by hand.
-pub(super) const SOON: Duration = Duration::from_secs(60 * DAY);
+const SOON: Duration = Duration::from_secs(60 * DAY);
 const DAY: u64 = 24 * 60 * 60;
 
 const NEW_ANCHORS: &str = "--set-file identityTrustAnchorsPEM=ca.crt";
@@ -100,7 +100,7 @@ pub(super) fn anchors_valid(facts: &Facts) -> Result<Vec<Problem>, Stop> {
 
 pub(super) fn anchors_last(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let anchors = anchors(facts)?;
-    Ok(ending(&anchors_field(facts), &anchors, facts.now, SOON, &new_anchors(facts, Some(NEW))))
+    Ok(ending(&anchors_field(facts), &anchors, facts.now, |_| SOON, &new_anchors(facts, Some(NEW))))
 }
 
 pub(super) fn issuer_supported(facts: &Facts) -> Result<Vec<Problem>, Stop> {
@@ -114,15 +114,10 @@ pub(super) fn issuer_valid(facts: &Facts) -> Result<Vec<Problem>, Stop> {
 }
 
 pub(super) fn issuer_lasts(facts: &Facts) -> Result<Vec<Problem>, Stop> {
-    let (field, mut chain) = issuer_chain(facts)?;
-    // Another tool renews it, whatever its validity: cert-manager by default after two thirds.
-    if has_external_issuer(facts.cluster()?) == Some(true) {
-        chain.retain(|certificate| {
-            let validity = certificate.not_after.duration_since(certificate.not_before).unwrap_or_default();
-            certificate.not_after < facts.now + validity / 3
-        });
-    }
-    Ok(ending(&field, &chain, facts.now, SOON, &new_issuer(facts, Some(NEW))))
+    let (field, chain) = issuer_chain(facts)?;
+    let is_external = has_external_issuer(facts.cluster()?) == Some(true);
+    let soon = |certificate: &Certificate| if is_external { overdue(certificate) } else { SOON };
+    Ok(ending(&field, &chain, facts.now, soon, &new_issuer(facts, Some(NEW))))
 }
 
 pub(super) fn issuer_is_ours(facts: &Facts) -> Result<Vec<Problem>, Stop> {
@@ -293,15 +288,23 @@ pub(super) fn invalid_now(field: &str, chain: &[Certificate], now: SystemTime, r
     found
 }
 
+/// With less than this left, nothing renews a certificate that a program should renew. By default, cert-manager and the
+/// control plane do it when a third of its validity is left.
+pub(super) fn overdue(certificate: &Certificate) -> Duration {
+    let validity = certificate.not_after.duration_since(certificate.not_before).unwrap_or_default();
+    SOON.min(validity / 5)
+}
+
+/// `soon` is how long before its end a certificate is a problem.
 pub(super) fn ending(
     field: &str,
     chain: &[Certificate],
     now: SystemTime,
-    soon: Duration,
+    soon: impl Fn(&Certificate) -> Duration,
     remedy: &str,
 ) -> Vec<Problem> {
     let valid = chain.iter().filter(|certificate| certificate.not_after > now);
-    let ending = valid.filter(|certificate| certificate.not_after < now + soon);
+    let ending = valid.filter(|certificate| certificate.not_after < now + soon(certificate));
     ending
         .map(|certificate| {
             let problem = format!("{} expires in {}", certificate.subject, days(certificate.not_after, now));
@@ -488,7 +491,10 @@ mod tests {
         check(issuer_lasts(&short), &[(ISSUER_CRT, "expires in")]);
         let mut facts = external(short);
         assert_eq!(issuer_lasts(&facts), Ok(Vec::new()));
-        facts.now += validity * 3 / 4;
+        // The moment of cert-manager's renewal.
+        facts.now += validity * 2 / 3;
+        assert_eq!(issuer_lasts(&facts), Ok(Vec::new()));
+        facts.now += validity / 6;
         check(issuer_lasts(&facts), &[("Secret linkerd/linkerd-identity-issuer, data[\"tls.crt\"]", "expires in")]);
     }
 

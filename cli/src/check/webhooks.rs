@@ -1,7 +1,5 @@
 //! Checks of webhooks: the API server must know them, trust them and reach them.
 
-use std::time::Duration;
-
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt as _;
 use weft_tls::{
@@ -12,7 +10,7 @@ use weft_tls::{
 use super::{
     answer::{Stop, known},
     facts::{Facts, WebhookFacts},
-    identity::{SOON, data_field, ending, text},
+    identity::{data_field, ending, overdue, text},
 };
 use crate::problem::Problem;
 
@@ -24,9 +22,6 @@ pub(super) const POLICY_VALIDATOR: &str = "policy-validator";
 
 /// Annotation of Secrets whose certificate the control plane generates and renews.
 const GENERATED: &str = "weft.io/generated-certificate";
-/// Generated certificates are valid for 90 days and are renewed after two thirds: with less than this left, renewal is
-/// overdue.
-const OVERDUE: Duration = Duration::from_secs(20 * 24 * 60 * 60);
 
 /// The configuration's name.
 pub(super) fn configuration(webhook: &str) -> String {
@@ -163,9 +158,8 @@ fn lasts(facts: &Facts, name: &str) -> Result<Vec<Problem>, Stop> {
     let secret = known(&facts.named("Secret", &secret_name), &webhook.secret)?.as_ref().ok_or(Stop::Skip)?;
     let Some(Ok(chain)) = text(secret, "tls.crt") else { return Err(Stop::Skip) };
     let chain = certificates(&chain).map_err(|_| Stop::Skip)?;
-    let soon = if is_generated(secret) { OVERDUE } else { SOON };
     let field = data_field(facts, &secret_name, "tls.crt");
-    Ok(ending(&field, chain.get(..1).unwrap_or_default(), facts.now, soon, &renew(facts, secret)))
+    Ok(ending(&field, chain.get(..1).unwrap_or_default(), facts.now, overdue, &renew(facts, secret)))
 }
 
 fn is_generated(secret: &Secret) -> bool {
@@ -190,6 +184,11 @@ fn of<'a>(facts: &'a Facts, name: &str) -> Result<&'a WebhookFacts, Stop> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use k8s_openapi::ByteString;
+    use weft_tls::serving::generate;
+
     use super::*;
     use crate::check::facts::tests::{check, healthy, server_certificate, webhook};
 
@@ -233,6 +232,24 @@ mod tests {
         other.ca_bundle = Ok(Some(Some(server_certificate("other").2)));
         check(injector_valid(&with(other)), &[(CRT, "does not verify")]);
         check(injector_valid(&with(webhook("linkerd-proxy-injector.other.svc"))), &[(CRT, "is not for")]);
+    }
+
+    /// What cert-manager issues is valid for 90 days by default, as what the control plane generates is.
+    #[test]
+    fn an_end_is_a_problem_when_a_renewal_is_overdue() {
+        let days = |count: u64| Duration::from_secs(count * 24 * 60 * 60);
+        for (validity, left, is_overdue) in
+            [(90, 29, false), (90, 17, true), (1, 1, false), (365, 61, false), (365, 59, true)]
+        {
+            let mut facts = with(webhook("linkerd-proxy-injector.linkerd.svc"));
+            let made = generate(&["injector".to_owned()], facts.now, days(validity)).unwrap();
+            facts.now += days(validity - left);
+            let secret = &mut facts.cluster.as_mut().unwrap().webhooks.get_mut(INJECTOR).unwrap().secret;
+            let data = secret.as_mut().unwrap().as_mut().unwrap().data.as_mut().unwrap();
+            data.insert("tls.crt".to_owned(), ByteString(made.certificate.into_bytes()));
+            let expected: &[(&str, &str)] = if is_overdue { &[(CRT, "expires in")] } else { &[] };
+            check(injector_lasts(&facts), expected);
+        }
     }
 
     #[test]
