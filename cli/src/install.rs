@@ -275,7 +275,11 @@ fn to_delete(objects: Vec<Object>, namespace: &str) -> Vec<Object> {
 
 /// `weft prune`.
 pub(crate) async fn prune(args: PruneArgs) -> Result<ExitCode> {
-    print(&progress::during(API_SERVER, stale(&args)).await?, args.output)
+    let objects = progress::during(API_SERVER, stale(&args)).await?;
+    if objects.is_empty() {
+        output::note("nothing to delete: every object of the mesh is one of this version");
+    }
+    print(&objects, args.output)
 }
 
 /// Objects of the mesh that this version's charts do not have.
