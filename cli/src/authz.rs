@@ -9,7 +9,7 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, anyhow};
 use clap::Args;
 use futures::try_join;
 use k8s_openapi::{NamespaceResourceScope, api::core::v1::Pod, apimachinery::pkg::util::intstr::IntOrString};
@@ -101,9 +101,6 @@ pub(crate) async fn execute(args: AuthzArgs) -> Result<()> {
     let selection = Selection::in_cluster(Some(resource), args.namespace.as_deref(), &cluster).await?;
     let namespace = selection.namespace.clone().unwrap_or_else(|| cluster.default_namespace.clone());
     let pods = resource::pods(&cluster, &selection).await?;
-    if pods.is_empty() {
-        bail!("{} has no pods in namespace {namespace}: policy selects pods", args.resource.join("/"));
-    }
     let policy = progress::during("policy", Policy::read(&cluster, namespace)).await?;
     let rows = rows(&pods, &policy);
     match (args.output.data(), args.output) {

@@ -140,20 +140,27 @@ impl Selection {
     }
 }
 
-/// The selected pods of a cluster, without those that have ended.
+/// The selected pods of a cluster, without those that have ended. None is an error.
 pub(crate) async fn pods(cluster: &Cluster, selection: &Selection) -> Result<Vec<Pod>> {
     let api = |namespace: &str| Api::<Pod>::namespaced(cluster.client.clone(), namespace);
     if let (Some(namespace), Some(name)) = (&selection.namespace, &selection.pod) {
         let found = within(ANSWER, api(namespace).get(name)).await;
         return Ok(vec![found.map_err(|error| anyhow!("pod {namespace}/{name}: {error}"))?]);
     }
-    let wanted = ListParams::default().labels(selection.labels.as_deref().unwrap_or_default());
+    let labels = selection.labels.as_deref().unwrap_or_default();
+    let wanted = ListParams::default().labels(labels);
     let (api, place) = match &selection.namespace {
         Some(namespace) => (api(namespace), format!("in namespace {namespace}")),
         None => (Api::all(cluster.client.clone()), "in all namespaces".to_owned()),
     };
     let mut found = list(api, &wanted).await.map_err(|error| anyhow!("pods {place}: {error}"))?;
     found.retain(|pod| !crate::mesh::pods::is_over(pod));
+    if found.is_empty() {
+        bail!(
+            "no pod {place} has the labels {labels} and has not ended: its workload may have no replicas, or be in another \
+             namespace (-n)"
+        );
+    }
     Ok(found)
 }
 

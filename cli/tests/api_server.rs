@@ -101,6 +101,15 @@ impl ApiServer {
 struct Kubeconfig(TempDir);
 
 impl Kubeconfig {
+    /// What a command that fails prints on standard error.
+    fn failed(&self, arguments: &[&str]) -> String {
+        let mut weft = self.clean(env!("CARGO_BIN_EXE_weft"));
+        let output = weft.args(arguments).arg("--kubeconfig").arg(self.0.path().join("config")).output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{arguments:?}: {text}");
+        text
+    }
+
     /// `weft upgrade`, which asks for one object and ends when it does not exist.
     fn upgrade(&self) -> Command {
         let mut weft = self.clean(env!("CARGO_BIN_EXE_weft"));
@@ -267,10 +276,23 @@ fn the_component_is_found_where_the_mesh_expects_it() {
         ("GET /api/v1/namespaces/monitoring/pods?", pods),
     ];
     let server = ApiServer::with(Duration::ZERO, objects);
-    let kubeconfig = server.kubeconfig("127.0.0.1", json!({}), json!({}));
-    let mut weft = kubeconfig.clean(env!("CARGO_BIN_EXE_weft"));
-    let output =
-        weft.args(["stat", "deploy", "--kubeconfig"]).arg(kubeconfig.0.path().join("config")).output().unwrap();
-    let text = String::from_utf8(output.stderr).unwrap();
+    let text = server.kubeconfig("127.0.0.1", json!({}), json!({})).failed(&["stat", "deploy"]);
     assert!(text.contains("ServiceAccount monitoring/weft-viz-viewer"), "{text}");
+}
+
+#[test]
+fn a_workload_without_pods_is_an_error_of_every_command_about_its_pods() {
+    let web = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"},
+        "spec": {"selector": {"matchLabels": {"app": "web"}}, "template": {}}});
+    let pods = json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": []});
+    let objects =
+        vec![("GET /apis/apps/v1/namespaces/shop/deployments/web ", web), ("GET /api/v1/namespaces/shop/pods?", pods)];
+    let server = ApiServer::with(Duration::ZERO, objects);
+    let kubeconfig = server.kubeconfig("127.0.0.1", json!({}), json!({}));
+    for command in [&["authz"][..], &["identity"], &["diagnostics", "proxy-metrics"]] {
+        let text = kubeconfig.failed(&[command, &["deploy/web", "-n", "shop"]].concat());
+        assert!(text.contains("no pod in namespace shop has the labels app=web"), "{command:?}: {text}");
+    }
+    let text = kubeconfig.failed(&["identity", "-l", "app=api", "-n", "shop"]);
+    assert!(text.contains("no pod in namespace shop has the labels app=api"), "{text}");
 }

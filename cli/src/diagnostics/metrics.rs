@@ -85,11 +85,7 @@ pub(super) async fn of_proxies(args: ProxyMetricsArgs) -> Result<ExitCode> {
     let sources = match &network {
         PodNetwork::Cluster(cluster) => {
             let selection = Selection::in_cluster(Some(args.resource), namespace, cluster).await?;
-            let all = resource::pods(cluster, &selection).await?;
-            if all.is_empty() {
-                bail!("it has no pods: see `kubectl get pods -n {}`", selection.namespace.unwrap_or_default());
-            }
-            all.iter().map(proxy_of).collect()
+            resource::pods(cluster, &selection).await?.iter().map(proxy_of).collect()
         }
         PodNetwork::Sandbox(state) => {
             let selection = Selection::in_sandbox(Some(args.resource), namespace, state)?;

@@ -200,7 +200,7 @@ async fn pod_of(resource: Resource, namespace: &str, network: Option<&PodNetwork
             let selection = Selection::in_cluster(Some(resource), Some(namespace), cluster).await?;
             if selection.pod.is_none() {
                 let all = resource::pods(cluster, &selection).await?;
-                let best = all.iter().filter(|pod| !pods::is_over(pod)).min_by_key(|pod| !pods::is_ready(pod));
+                let best = all.iter().min_by_key(|pod| !pods::is_ready(pod));
                 let best = best.with_context(|| format!("there is no such pod in namespace {namespace}"))?;
                 return Ok((namespace.to_owned(), best.name_any()));
             }
