@@ -97,13 +97,16 @@ pub(super) async fn execute(args: EdgesArgs) -> Result<()> {
         output::text(&table)
     };
     let json: Vec<_> = edges.iter().map(|edge| json_edge(edge)).collect();
-    finish(
-        (&scope.source, args.output),
-        table,
-        &json,
-        &answer.coverage,
-        json.is_empty().then_some("no traffic was seen in this time: --time-window counts for longer"),
-    )
+    finish((&scope.source, args.output), table, &json, &answer.coverage, nothing(&edges, &answer.edges))
+}
+
+/// Why a table would have no row.
+fn nothing(shown: &[&Edge], seen: &[Edge]) -> Option<&'static str> {
+    match (shown, seen) {
+        ([_, ..], _) => None,
+        ([], [_, ..]) => Some("all traffic was of clients that have no row of this kind: -o wide shows them"),
+        ([], []) => Some("no traffic was seen in this time: --time-window counts for longer"),
+    }
 }
 
 /// Linkerd's form: the ServiceAccount and its namespace.
@@ -128,5 +131,18 @@ fn json_edge(edge: &Edge) -> JsonEdge<'_> {
         failures: edge.http.as_ref().map(|http| http.failure),
         tcp_open_connections: edge.tcp.as_ref().map(|tcp| tcp.open_connections),
         denied: edge.denied,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn edges_that_the_table_leaves_out_are_not_denied() {
+        let edge = Edge::default();
+        assert_eq!(nothing(&[&edge], std::slice::from_ref(&edge)), None);
+        assert!(nothing(&[], &[edge]).unwrap().contains("-o wide"));
+        assert!(nothing(&[], &[]).unwrap().contains("--time-window"));
     }
 }
