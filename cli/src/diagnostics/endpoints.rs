@@ -59,16 +59,30 @@ struct Row {
 }
 
 pub(super) async fn execute(args: EndpointsArgs) -> Result<()> {
-    let rows = progress::during("the control plane's endpoints", rows(&args)).await?;
-    print(&rows, args.output)
+    let sets = progress::during("the control plane's endpoints", sets(&args)).await?;
+    print(&rows(&args.authorities, &sets)?, args.output)?;
+    for authority in without_endpoints(&args.authorities, &sets) {
+        note(&format!("{authority}: no endpoints found"));
+    }
+    Ok(())
 }
 
-async fn rows(args: &EndpointsArgs) -> Result<Vec<Row>> {
+/// What the control plane answers, in the order of the authorities.
+async fn sets(args: &EndpointsArgs) -> Result<Vec<Option<WeightedAddrSet>>> {
     let (channel, _) = args.api.connect(ProxyApi::Destination).await?;
     let asked = args.authorities.iter().map(|authority| first(channel.clone(), authority, &args.token));
-    let sets = try_join_all(asked).await?;
+    try_join_all(asked).await
+}
+
+fn without_endpoints<'a>(authorities: &'a [String], sets: &[Option<WeightedAddrSet>]) -> Vec<&'a str> {
+    let all = authorities.iter().zip(sets);
+    let without = all.filter(|(_, set)| set.as_ref().is_none_or(|set| set.addrs.is_empty()));
+    without.map(|(authority, _)| authority.as_str()).collect()
+}
+
+fn rows(authorities: &[String], sets: &[Option<WeightedAddrSet>]) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
-    for (set, authority) in sets.iter().zip(&args.authorities) {
+    for (set, authority) in sets.iter().zip(authorities) {
         for endpoint in set.iter().flat_map(|set| &set.addrs) {
             let labels = set.as_ref().map(|set| &set.metric_labels).into_iter().flatten();
             rows.push(row(endpoint, labels).with_context(|| format!("{authority}: an endpoint has no address"))?);
@@ -127,7 +141,6 @@ fn print(rows: &[Row], format: WideFormat) -> Result<()> {
         return data.print(&rows);
     }
     if rows.is_empty() {
-        note("no endpoints found");
         return Ok(());
     }
     Ok(output::print(&if format == WideFormat::Wide { wide(rows) } else { narrow(rows) })?)
@@ -184,10 +197,24 @@ mod tests {
         }
     }
 
+    fn set() -> WeightedAddrSet {
+        WeightedAddrSet {
+            addrs: ["10.244.0.9:8080", "[fd00::9]:8080"].map(endpoint).into(),
+            metric_labels: [("namespace", "shop"), ("service", "web")]
+                .map(|(k, v)| (k.to_owned(), v.to_owned()))
+                .into(),
+        }
+    }
+
     fn rows() -> Vec<Row> {
-        let set = [("namespace", "shop"), ("service", "web")].map(|(k, v)| (k.to_owned(), v.to_owned()));
-        let of_set = || set.iter().map(|(name, value)| (name, value));
-        ["10.244.0.9:8080", "[fd00::9]:8080"].map(|address| row(&endpoint(address), of_set()).unwrap()).into()
+        super::rows(&["web.shop.svc.cluster.local:8080".to_owned()], &[Some(set())]).unwrap()
+    }
+
+    #[test]
+    fn authorities_without_endpoints_are_named() {
+        let names = ["web", "empty", "unknown"].map(str::to_owned);
+        let sets = [Some(set()), Some(WeightedAddrSet::default()), None];
+        assert_eq!(without_endpoints(&names, &sets), ["empty", "unknown"]);
     }
 
     #[test]
