@@ -22,6 +22,7 @@ use ipnet::IpNet;
 use weft_proto::agent::{self, WatchRequest};
 
 use crate::{
+    kind::{self, Kind},
     output::WideFormat,
     resource::{Resource, Selection},
     target::{Target, TargetArgs},
@@ -47,7 +48,7 @@ pass_skip_subnet, pass_pod_bypassed, pass_node_bypassed, deny_no_listener, deny_
 
 Ends with 0 at Ctrl-C, after --timeout, or after --count events; with 1 when --timeout comes before --count.")]
 pub(crate) struct TraceArgs {
-    /// A pod, or a workload whose pods are selected: NAME, pod/NAME, deploy/NAME, ds/NAME, sts/NAME, rs/NAME, job/NAME
+    #[arg(help = format!("A pod, or a workload for its pods: NAME or KIND/NAME: {}", kind::names(Kind::with_pods())))]
     resource: Option<Resource>,
     /// Only pods of this namespace [default: all; for a RESOURCE in a cluster, the context's]
     #[arg(short, long)]

@@ -281,7 +281,7 @@ fn the_component_is_found_where_the_mesh_expects_it() {
 }
 
 #[test]
-fn a_workload_without_pods_is_an_error_of_every_command_about_its_pods() {
+fn a_workload_without_pods_is_named_by_every_command_about_its_pods() {
     let web = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"},
         "spec": {"selector": {"matchLabels": {"app": "web"}}, "template": {}}});
     let pods = json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": []});
@@ -289,10 +289,13 @@ fn a_workload_without_pods_is_an_error_of_every_command_about_its_pods() {
         vec![("GET /apis/apps/v1/namespaces/shop/deployments/web ", web), ("GET /api/v1/namespaces/shop/pods?", pods)];
     let server = ApiServer::with(Duration::ZERO, objects);
     let kubeconfig = server.kubeconfig("127.0.0.1", json!({}), json!({}));
-    for command in [&["authz"][..], &["identity"], &["diagnostics", "proxy-metrics"]] {
+    // A trace waits for pods, and ends here because there is no agent.
+    for command in [&["authz"][..], &["identity"], &["diagnostics", "proxy-metrics"], &["trace"]] {
         let text = kubeconfig.failed(&[command, &["deploy/web", "-n", "shop"]].concat());
         assert!(text.contains("no pod in namespace shop has the labels app=web"), "{command:?}: {text}");
     }
     let text = kubeconfig.failed(&["identity", "-l", "app=api", "-n", "shop"]);
     assert!(text.contains("no pod in namespace shop has the labels app=api"), "{text}");
+    let text = kubeconfig.failed(&["trace", "web-0", "-n", "shop"]);
+    assert!(text.contains("pod shop/web-0 does not exist yet"), "{text}");
 }

@@ -44,7 +44,7 @@ use super::{
 };
 use crate::{
     agent::{SELECTOR, in_pod, reason},
-    cluster::{Cluster, root_cause},
+    cluster::{ANSWER, Cluster, root_cause, within},
     mesh::{list, pods},
     output::note,
     resource::Selection,
@@ -157,12 +157,23 @@ where
     watcher(Api::<K>::all(cluster.client.clone()), watcher::Config::default()).touched_objects().boxed()
 }
 
-/// The existing pods of a workload: their first events must not arrive before their names.
+/// The existing pods of a workload: their first events must not arrive before their names. A note says what does not
+/// exist yet.
 async fn names_of(cluster: &Cluster, selection: &Selection) -> Result<BTreeSet<String>> {
-    let (Some(labels), Some(namespace)) = (&selection.labels, &selection.namespace) else { return Ok(BTreeSet::new()) };
+    let Some(namespace) = &selection.namespace else { return Ok(BTreeSet::new()) };
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
+    // Agents know a pod by its name: this user may have no right to read it.
+    if let Some(name) = &selection.pod
+        && let Ok(None) = within(ANSWER, pods.get_metadata_opt(name)).await
+    {
+        note(&format!("pod {namespace}/{name} does not exist yet"));
+    }
+    let Some(labels) = &selection.labels else { return Ok(BTreeSet::new()) };
     let found = list(pods, &ListParams::default().labels(labels)).await;
     let found = found.map_err(|error| anyhow!("the pods of {labels} in namespace {namespace}: {error}"))?;
+    if found.is_empty() {
+        note(&format!("no pod in namespace {namespace} has the labels {labels} yet"));
+    }
     Ok(found.iter().map(kube::ResourceExt::name_any).collect())
 }
 
