@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use serde::Serialize;
-use weft_proto::viz::{Coverage, Golden, PodProblem, Resource};
+use weft_proto::viz::{Coverage, Golden, Resource};
 
 use crate::output::{NOTHING, note, or_nothing};
 
@@ -157,11 +157,8 @@ pub(super) fn route_kind(kind: &str) -> &str {
 }
 
 /// Which proxy did not answer, and why; or what an answer leaves out.
-pub(super) fn problem(problem: &PodProblem) -> String {
-    match problem.pod.as_str() {
-        "" => problem.message.clone(),
-        pod => format!("{}/{pod}: {}", problem.namespace, problem.message),
-    }
+pub(super) fn problem(namespace: &str, pod: &str, message: &str) -> String {
+    if pod.is_empty() { message.to_owned() } else { format!("{namespace}/{pod}: {message}") }
 }
 
 /// Says which proxies did not answer. One may be in several answers.
@@ -176,7 +173,7 @@ pub(super) fn problems<'a>(coverages: impl IntoIterator<Item = &'a Coverage>) {
 
 fn problems_of(coverage: &Coverage) {
     for one in &coverage.problems {
-        note(&problem(one));
+        note(&problem(&one.namespace, &one.pod, &one.message));
     }
     let silent = coverage.proxies.saturating_sub(coverage.answered);
     let named = u32::try_from(coverage.problems.len()).unwrap_or(u32::MAX);

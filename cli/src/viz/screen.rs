@@ -45,7 +45,7 @@ impl Said {
     /// Proxies that did not answer.
     pub(super) fn problems<'a>(&mut self, coverages: impl Iterator<Item = &'a Coverage>) {
         for problem in coverages.flat_map(|coverage| &coverage.problems) {
-            let line = render::problem(problem);
+            let line = render::problem(&problem.namespace, &problem.pod, &problem.message);
             if !self.0.contains(&line) {
                 self.0.push(line);
             }

@@ -21,7 +21,10 @@ use futures::StreamExt as _;
 use serde_json::Value;
 use weft_proto::viz::{TapEvent, TapRequest, tap_event};
 
-use super::scope::{ScopeArgs, ToArgs, WindowArgs, resources};
+use super::{
+    render::problem,
+    scope::{ScopeArgs, ToArgs, WindowArgs, resources},
+};
 use crate::{
     kind,
     output::{self, WideFormat, colour, note},
@@ -179,7 +182,7 @@ pub(super) async fn execute(args: TapArgs) -> Result<()> {
             note(&format!("{} requests were left out before this one: see --max-rps", event.skipped));
         }
         if let Some(tap_event::Event::Problem(why)) = &event.event {
-            note(&format!("{}/{}: {why}", event.namespace, event.pod));
+            note(&problem(&event.namespace, &event.pod, why));
             continue;
         }
         show(&args, &event)?;

@@ -11,7 +11,7 @@ use futures::StreamExt as _;
 use weft_proto::viz::{Direction, TapEvent, tap_end, tap_event};
 
 use super::{
-    render::{percent, short_duration},
+    render::{percent, problem, short_duration},
     scope::{ScopeArgs, WindowArgs},
     screen::{FRAME, Screen, Wish, is_terminal},
     tap::FilterArgs,
@@ -175,7 +175,7 @@ impl Top {
                 };
                 self.ended(begun.key, Duration::from_micros(end.since_request_us), is_success);
             }
-            Some(tap_event::Event::Problem(why)) => self.said.push(format!("{}/{}: {why}", event.namespace, event.pod)),
+            Some(tap_event::Event::Problem(why)) => self.said.push(problem(&event.namespace, &event.pod, why)),
             None => {}
         }
     }
@@ -308,6 +308,15 @@ mod tests {
         top.sort = Sort::Best;
         assert!(top.text().lines().nth(1).unwrap().contains("/a"));
         assert!(top.open.is_empty());
+    }
+
+    #[test]
+    fn a_problem_of_no_pod_is_said_without_one() {
+        let mut top = Top::new(Sort::Count);
+        let problem = |why: &str| tap_event::Event::Problem(why.to_owned());
+        top.event(&TapEvent { event: Some(problem("no pod runs yet")), ..TapEvent::default() });
+        top.event(&event("", problem("has no proxy")));
+        assert_eq!(top.said, ["no pod runs yet", "shop/web-0: has no proxy"]);
     }
 
     #[test]

@@ -51,6 +51,8 @@ const USUAL_RPS: u32 = 100;
 const MOST_RPS: u32 = 1000;
 /// Events that wait for the reader.
 const QUEUE: usize = 2048;
+/// What is said where no pod can be tapped yet.
+const NONE: &str = "no pod that was asked for runs yet; requests are shown when one does";
 /// How often pods are looked for.
 const LOOK: Duration = Duration::from_secs(2);
 /// The pause before a proxy is tried again.
@@ -80,6 +82,11 @@ pub(crate) async fn open<F: Fleet>(
     // The client gets an error at once if the pods are not known.
     let pods = collector.pods(&target.namespace).await?;
     let (events_tx, events) = mpsc::channel(QUEUE);
+    if !pods.iter().any(|pod| is_wanted(pod, &target)) {
+        let event = Some(tap_event::Event::Problem(NONE.to_owned()));
+        // It is the first event: there is room.
+        let _ = events_tx.try_send(viz::TapEvent { event, ..viz::TapEvent::default() });
+    }
     let shared = Arc::new(Tapping {
         observe,
         rate: Mutex::new(Rate::new(max_rps)),
@@ -173,8 +180,7 @@ async fn drive<F: Fleet>(collector: Arc<Collector<F>>, target: Target, mut pods:
     let mut running: HashMap<String, AbortHandle> = HashMap::new();
     let mut told: HashSet<String> = HashSet::new();
     loop {
-        let wanted: Vec<&Arc<Pod>> =
-            pods.iter().filter(|pod| pod.phase == Phase::Running && target.row_of(pod).is_some()).collect();
+        let wanted: Vec<&Arc<Pod>> = pods.iter().filter(|pod| is_wanted(pod, &target)).collect();
         let there: HashSet<&str> = wanted.iter().map(|pod| pod.uid.as_str()).collect();
         running.retain(|uid, task| {
             let is_there = there.contains(uid.as_str());
@@ -203,6 +209,10 @@ async fn drive<F: Fleet>(collector: Arc<Collector<F>>, target: Target, mut pods:
             pods = found;
         }
     }
+}
+
+fn is_wanted(pod: &Pod, target: &Target) -> bool {
+    pod.phase == Phase::Running && target.row_of(pod).is_some()
 }
 
 /// Why a pod cannot be tapped.

@@ -20,7 +20,7 @@ export function tap(options) {
 
   function take(event) {
     skipped += event.skipped ?? 0;
-    if (event.event?.problem !== undefined) { problems.set(`${event.namespace}/${event.pod}`, event.event.problem); if (problems.size > 20) problems.delete(problems.keys().next().value); later(); return; }
+    if (event.event?.problem !== undefined) { if (event.pod) problems.set(`${event.namespace}/${event.pod}`, event.event.problem); if (problems.size > 20) problems.delete(problems.keys().next().value); later(); return; }
     const key = `${event.namespace}/${event.pod} ${event.id}`;
     const { request, response, end } = event.event ?? {};
     if (request) {

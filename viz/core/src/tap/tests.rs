@@ -175,3 +175,17 @@ async fn pods_that_cannot_be_tapped_say_why_and_those_that_come_later_are_tried(
     collector.fleet.pods.lock().push(pod("shop", "c"));
     assert_eq!(problem().await, ("c".to_owned(), "no tap here".to_owned()));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_tap_without_pods_says_so_and_waits_for_them() {
+    let collector = Arc::new(Collector::new(FakeFleet::of([pod("other", "a")]), crate::Config::default()));
+    let mut events = open(Arc::clone(&collector), request(|_| {})).await.unwrap();
+    let mut problem = async || {
+        let event = events.next().await.unwrap();
+        let Some(tap_event::Event::Problem(why)) = event.event else { panic!("{event:?}") };
+        (event.pod, why)
+    };
+    assert_eq!(problem().await, (String::new(), NONE.to_owned()));
+    collector.fleet.pods.lock().push(pod("shop", "b"));
+    assert_eq!(problem().await, ("b".to_owned(), "no tap here".to_owned()));
+}
