@@ -12,7 +12,14 @@ mod exec;
 mod forward;
 mod proxy;
 
-use std::{env, error::Error, ffi::OsStr, io, path::PathBuf, time::Duration};
+use std::{
+    env,
+    error::Error,
+    ffi::{OsStr, OsString},
+    io,
+    path::PathBuf,
+    time::Duration,
+};
 
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
@@ -113,7 +120,13 @@ impl ClusterArgs {
             // The library's messages contain their causes already.
             (Err(error), Some(file)) => bail!("kubeconfig {}: {error}", file.display()),
             (Err(error), None) if self.context.is_none() && is_missing(&error) => {
-                Config::incluster().map_err(|_| anyhow!("no cluster is configured: set KUBECONFIG or use --kubeconfig"))
+                Config::incluster().map_err(|_| match files_of_environment() {
+                    Some(files) => anyhow!(
+                        "no cluster is configured: KUBECONFIG ({}) names no file with a current context",
+                        files.display()
+                    ),
+                    None => anyhow!("no cluster is configured: set KUBECONFIG or use --kubeconfig"),
+                })
             }
             (Err(error), None) => bail!("kubeconfig: {error}"),
         }
@@ -121,10 +134,10 @@ impl ClusterArgs {
 
     /// The kubeconfig, where kubectl looks for it.
     pub(crate) fn kubeconfig(&self) -> Result<Kubeconfig, KubeconfigError> {
-        match (&self.kubeconfig, env::var_os("KUBECONFIG")) {
+        match (&self.kubeconfig, files_of_environment()) {
             (Some(file), _) => Kubeconfig::read_from(file),
-            (None, Some(files)) if !files.is_empty() => merged(&files),
-            (None, _) => Kubeconfig::read(),
+            (None, Some(files)) => merged(&files),
+            (None, None) => Kubeconfig::read(),
         }
     }
 
@@ -139,8 +152,12 @@ impl ClusterArgs {
     }
 }
 
-/// The kubeconfig of the files in KUBECONFIG. As kubectl does, and unlike the client library, it skips those that do not
-/// exist.
+fn files_of_environment() -> Option<OsString> {
+    env::var_os("KUBECONFIG").filter(|files| !files.is_empty())
+}
+
+/// The kubeconfig of the files in KUBECONFIG. As kubectl does, and unlike the client library, it skips those that do
+/// not exist.
 fn merged(files: &OsStr) -> Result<Kubeconfig, KubeconfigError> {
     let mut merged = Kubeconfig::default();
     for file in env::split_paths(files).filter(|file| !file.as_os_str().is_empty()) {

@@ -6,6 +6,7 @@
 use std::{
     io::{self, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
+    path::Path,
     process::{Command, Stdio},
     sync::{
         Arc,
@@ -232,6 +233,24 @@ fn an_api_server_on_this_host_is_asked_directly() {
     weft.env("HTTPS_PROXY", format!("http://{address}"));
     answered(weft);
     assert!(tunnels.try_recv().is_err());
+}
+
+#[test]
+fn of_the_kubeconfigs_in_the_environment_those_that_do_not_exist_are_skipped() {
+    let server = ApiServer::start(Duration::ZERO);
+    let kubeconfig = server.kubeconfig("127.0.0.1", json!({}), json!({}));
+    let (none, config) = (kubeconfig.0.path().join("none"), kubeconfig.0.path().join("config"));
+    let upgrade = |files: &[&Path]| {
+        let mut weft = kubeconfig.clean(env!("CARGO_BIN_EXE_weft"));
+        weft.arg("upgrade").env("KUBECONFIG", std::env::join_paths(files).unwrap());
+        // In no pod of a cluster.
+        weft.env_remove("KUBERNETES_SERVICE_HOST");
+        weft
+    };
+    answered(upgrade(&[none.as_path(), config.as_path()]));
+    let output = upgrade(&[none.as_path()]).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains(&format!("KUBECONFIG ({}) names no file", none.display())), "{text}");
 }
 
 /// The value of the header of the request that the API server got.
