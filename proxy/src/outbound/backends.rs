@@ -55,12 +55,12 @@ pub(super) enum Resolved {
 }
 
 impl Resolved {
-    /// Whether requests to it have no endpoint to wait for. A backend that does not exist fails its share of the
-    /// requests, as the Gateway API wants.
+    /// Whether requests to it have an endpoint, and need not wait for one.
     pub(super) fn is_available(&self) -> bool {
         match self {
             Self::Balance(balancer) => balancer.is_available(),
-            Self::Forward(_) | Self::Missing => true,
+            Self::Forward(_) => true,
+            Self::Missing => false,
         }
     }
 
@@ -68,7 +68,8 @@ impl Resolved {
     pub(super) fn is_reachable(&self) -> bool {
         match self {
             Self::Balance(balancer) => balancer.is_reachable(),
-            Self::Forward(_) | Self::Missing => true,
+            Self::Forward(_) => true,
+            Self::Missing => false,
         }
     }
 

@@ -8,7 +8,7 @@ use std::{
 use futures::future::select_all;
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
-use rand::RngExt as _;
+use rand::seq::IndexedRandom as _;
 use tokio::{sync::watch, time::Instant};
 
 use super::{
@@ -255,7 +255,8 @@ impl RoutingPlan {
     }
 
     /// Picks a backend of requests or connections, preferring backends with an available endpoint; never `avoided` if
-    /// another one has.
+    /// another one has. One that does not exist fails its share, as the Gateway API wants, and nothing that leaves
+    /// `avoided`.
     pub(super) fn pick<'a>(
         &'a self,
         distribution: &'a Distribution,
@@ -263,31 +264,26 @@ impl RoutingPlan {
         avoided: Option<&Resolved>,
     ) -> Option<(&'a RouteBackend, Resolved)> {
         let is_available = |backend: &RouteBackend| self.is_available(backend, kind, avoided);
+        let is_missing = |backend: &RouteBackend| matches!(self.resolved(backend, kind), Some((_, Resolved::Missing)));
         match distribution {
             Distribution::Empty => None,
             Distribution::FirstAvailable(backends) => {
+                let is_taken = |backend: &RouteBackend| is_missing(backend) || is_available(backend);
                 let available = match &backends[..] {
                     [only] => Some(only),
-                    many => many.iter().find(|backend| is_available(backend)).or_else(|| many.first()),
+                    many => many.iter().find(|backend| is_taken(backend)).or_else(|| many.first()),
                 };
                 self.resolved(available?, kind)
             }
             Distribution::Random(backends) => {
-                let available: Vec<_> = backends.iter().filter(|(backend, _)| is_available(backend)).collect();
-                let among = if available.is_empty() { backends.iter().collect() } else { available };
-                let total: u64 = among.iter().map(|(_, weight)| u64::from(*weight)).sum();
-                if total == 0 {
-                    return None;
+                let (drawn, _) = backends.choose_weighted(&mut rand::rng(), |(_, weight)| u64::from(*weight)).ok()?;
+                let is_taken = if is_missing(drawn) { avoided.is_none() } else { is_available(drawn) };
+                if is_taken {
+                    return self.resolved(drawn, kind);
                 }
-                let mut left = rand::rng().random_range(0..total);
-                let picked = among.into_iter().find(|(_, weight)| match left.checked_sub(u64::from(*weight)) {
-                    Some(rest) => {
-                        left = rest;
-                        false
-                    }
-                    None => true,
-                });
-                self.resolved(&picked?.0, kind)
+                let available: Vec<_> = backends.iter().filter(|(backend, _)| is_available(backend)).collect();
+                let other = available.choose_weighted(&mut rand::rng(), |(_, weight)| u64::from(*weight)).ok().copied();
+                self.resolved(other.map_or(drawn, |(backend, _)| backend), kind)
             }
         }
     }
@@ -305,8 +301,7 @@ impl RoutingPlan {
         kind: BalancerKind,
         avoided: Option<&Resolved>,
     ) -> bool {
-        let exists = |backend| self.resolved(backend, kind).is_some_and(|(_, it)| !matches!(it, Resolved::Missing));
-        distribution.backends().any(|backend| exists(backend) && self.is_available(backend, kind, avoided))
+        distribution.backends().any(|backend| self.is_available(backend, kind, avoided))
     }
 
     fn is_available(&self, backend: &RouteBackend, kind: BalancerKind, avoided: Option<&Resolved>) -> bool {

@@ -76,17 +76,49 @@ async fn the_first_backend_with_an_endpoint_gets_everything() {
 async fn a_policy_splits_by_weight_among_backends_with_endpoints() {
     let control = services().await;
     let weighted =
-        [(balancer(FIRST), 800), (balancer(SECOND), 100), (Default::default(), 100), (balancer(EMPTY), 1_000_000)];
+        [(balancer(FIRST), 800), (balancer(SECOND), 100), (Default::default(), 300), (balancer(EMPTY), 1800)];
     control.policies.lock().insert(service(), distributing(&Over::Random(weighted.to_vec())));
     let proxy = Proxy::start(service(), control).await;
     let mut answers = std::collections::BTreeMap::<_, u32>::new();
     for _ in 0..200 {
         *answers.entry(proxy.who().await).or_default() += 1;
     }
-    // 200 draws with p = 0.1: 4 to 50 is seven deviations wide. The second of them does not exist.
+    // 200 draws with p = 0.1: 4 to 50 is seven deviations wide. One does not exist, and has a tenth of all weights; the
+    // other has a ninth of what is left.
     let (second, missing) = (answers["second"], answers["500"]);
     assert!((4..50).contains(&second) && (4..50).contains(&missing), "{answers:?}");
     assert_eq!(answers["first"] + second + missing, 200, "{answers:?}");
+}
+
+#[tokio::test]
+async fn a_backend_that_does_not_exist_fails_no_more_than_its_share() {
+    const DEAD: &str = "dead.demo:80";
+    // At first, nothing is known about the others. Then one rests, because it refuses connections.
+    for (others, http, bytes) in [
+        (&[FIRST][..], "first", "first"),
+        (&[DEAD][..], "504", ""),
+        // What leaves one backend goes to one that has an endpoint.
+        (&[DEAD, SECOND][..], "second", "second"),
+    ] {
+        let control = services().await;
+        control.update(DEAD, add(vec![endpoint(unused_addr(), None)]));
+        let weighted = others.iter().map(|path| balancer(path)).zip([u32::MAX, 1]);
+        let over = Over::Random(weighted.chain([(Default::default(), 1000)]).collect());
+        control.policies.lock().insert(service(), distributing(&over));
+        let change = |config: &mut Config| {
+            restless(config);
+            if http == "504" {
+                config.outbound.backoff_max = Duration::from_secs(60);
+                config.outbound.backoff_min = Duration::from_secs(60);
+                fails_fast(config);
+            }
+        };
+        let proxy = Proxy::start_with(service(), control, change, true).await;
+        for _ in 0..2 {
+            let answers = (proxy.who().await, proxy.exchange(BYTES).await);
+            assert_eq!(answers, (http.to_owned(), bytes.to_owned()), "{others:?}");
+        }
+    }
 }
 
 /// Rests are short, so that there are many.
