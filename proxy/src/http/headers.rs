@@ -65,11 +65,13 @@ pub(crate) fn has_mesh_headers(headers: &HeaderMap) -> bool {
 }
 
 /// Removes what a client claims as its identity, under each name that applications behind CGI read alike: there `-` and
-/// `_` are one character (RFC 3875 section 4.1.18).
+/// `_` are one character (RFC 3875 section 4.1.18). So is all that is no letter or digit in lighttpd
+/// (`http_cgi_encode_varname`).
 pub(crate) fn remove_client_id(headers: &mut HeaderMap) {
     let is_client_id = |name: &&HeaderName| {
         let name = name.as_str();
-        let is_same = |(byte, expected): (u8, u8)| byte == expected || (byte, expected) == (b'_', b'-');
+        let is_same =
+            |(byte, expected): (u8, u8)| byte == expected || (expected == b'-' && !byte.is_ascii_alphanumeric());
         name.len() == CLIENT_ID_NAME.len() && name.bytes().zip(CLIENT_ID_NAME.bytes()).all(is_same)
     };
     while let Some(name) = headers.keys().find(is_client_id).cloned() {
@@ -210,10 +212,10 @@ mod tests {
     #[test]
     fn an_identity_is_removed_under_each_name_that_reads_like_its_own() {
         let mut map = HeaderMap::new();
-        for name in ["l5d-client-id", "l5d_client_id", "l5d-client_id", "l5d_client-id", "l5d-client-id"] {
+        for name in ["l5d-client-id", "l5d_client_id", "l5d-client_id", "l5d.client+id", "l5d-client-id"] {
             map.append(name, HeaderValue::from_static("forged"));
         }
-        let others = headers(&[("l5d-client-ip", "1"), ("l5d_client_ids", "2"), ("x_client_id_of", "3")]);
+        let others = headers(&[("l5d-client-ip", "1"), ("l5d_client_ids", "2"), ("l5dxclientxid", "3")]);
         map.extend(others.clone());
         remove_client_id(&mut map);
         assert_eq!(map, others);
