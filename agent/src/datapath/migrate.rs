@@ -155,21 +155,21 @@ pub(crate) async fn leave(pin_dir: &Path) -> Result<bool, MigrateError> {
 }
 
 /// Switches all redirection of the node off or on, by the pins alone: needs no agent. An older layout that is in force
-/// redirects, too. Returns whether it was off in all of them.
+/// redirects, too, also where this one is not there yet. Returns whether it was off in all of them.
 ///
 /// # Errors
 /// `NoDatapath` when there is none; else see [`MigrateError`].
 pub(crate) fn set_bypassed(pin_dir: &Path, bypassed: bool) -> Result<bool, MigrateError> {
-    let pins = Pins::new(pin_dir);
-    pins.check_layout()?;
-    let no_datapath = || MigrateError::NoDatapath { path: pin_dir.display().to_string() };
-    let mut before = maps::set_switch(&pins, switch::BYPASS, bypassed)?.ok_or_else(no_datapath)?;
-    for path in older(pin_dir)? {
+    Pins::new(pin_dir).check_layout()?;
+    let mut before = None;
+    for path in older(pin_dir)?.into_iter().chain([pin_dir.to_path_buf()]) {
         // Layouts from 2 on have switches. Without them, because an agent was killed at its first start, the layout
         // redirects nothing.
-        before &= maps::set_switch(&Pins::new(&path), switch::BYPASS, bypassed)?.unwrap_or(true);
+        if let Some(was) = maps::set_switch(&Pins::new(&path), switch::BYPASS, bypassed)? {
+            before = Some(before.unwrap_or(true) && was);
+        }
     }
-    Ok(before)
+    before.ok_or_else(|| MigrateError::NoDatapath { path: pin_dir.display().to_string() })
 }
 
 /// Retires older layouts, then waits forever. Failures are logged and retried. `failed_pods` returns those of a

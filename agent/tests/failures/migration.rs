@@ -105,14 +105,19 @@ pub(crate) fn pods_come_over(world: &mut World) {
 pub(crate) fn bypass_includes_the_older(world: &mut World) {
     let mesh = make_older(world);
     let (_, own) = directories(world);
-    world.start_agent_at(&own, &[]);
-    // b does not come over, so that both stay in force.
-    world.mesh("a");
     let bypass = |state: &str| {
         let arguments = ["bypass", state, "--pin-dir"];
         let output = Command::new(AGENT).args(arguments).arg(&own).output().unwrap();
         assert!(output.status.success(), "{output:?}");
     };
+    // The older one alone is in force.
+    bypass("on");
+    Mesh::is_open(world);
+    bypass("off");
+    mesh.is_meshed(world);
+    world.start_agent_at(&own, &[]);
+    // b does not come over, so that both stay in force.
+    world.mesh("a");
     mesh.is_meshed(world);
     bypass("on");
     Mesh::is_open(world);
