@@ -144,6 +144,7 @@ fn open(config: &Config, attach: &AttachPoint, features: &[Feature]) -> Result<(
         debug_log: config.debug_log,
         cookies: features::cookie_source(features),
         self_enrolment: config.self_enrolment,
+        bypassed: migrate::begins_bypassed(&config.pin_dir)?,
     })?)
 }
 

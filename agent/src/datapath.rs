@@ -115,6 +115,8 @@ pub(crate) struct Options<'a> {
     pub(crate) cookies: CookieSource,
     /// None: namespaces are enrolled by the agent alone.
     pub(crate) self_enrolment: Option<SelfEnrolment>,
+    /// Begin with all redirection switched off. Otherwise it stays as it is.
+    pub(crate) bypassed: bool,
 }
 
 /// The reason why a call of the datapath failed.
@@ -174,7 +176,7 @@ impl Datapath {
     ///
     /// The second value is the loaded object, for reading its log records.
     pub(crate) fn open(options: Options<'_>) -> Result<(Self, Ebpf), DatapathError> {
-        let Options { pin_dir, cgroup, debug_log, cookies, self_enrolment } = options;
+        let Options { pin_dir, cgroup, debug_log, cookies, self_enrolment, bypassed } = options;
         let directory = File::open(cgroup)
             .map_err(|source| DatapathError::Cgroup { path: cgroup.display().to_string(), source })?;
         let pins = Pins::new(pin_dir);
@@ -185,6 +187,9 @@ impl Datapath {
         // The watchers of the last agent are gone.
         maps.set_watched(false)?;
         maps.set_self_enrolment(self_enrolment)?;
+        if bypassed {
+            maps.bypass()?;
+        }
         let replaced = programs.attach(&mut ebpf, &directory)?;
         let mut datapath = Self {
             cgroup: cgroup.to_path_buf(),

@@ -69,19 +69,30 @@ impl Counters {
     }
 }
 
+/// Whether a switch of this or an older layout is on, by the pins alone. Without switches it is off.
+///
+/// # Errors
+/// Those of the kernel.
+pub(crate) fn is_on(pins: &Pins, index: u32) -> Result<bool, DatapathError> {
+    let Some(switches) = open_switches(pins)? else { return Ok(false) };
+    switches.get(&index, 0).map(|on| on != 0).map_err(reading(map::SWITCHES))
+}
+
 /// Sets a switch of this or an older layout, by the pins alone: needs no agent. Returns how it was; `None` if there are
 /// no switches.
 ///
 /// # Errors
 /// Those of the kernel.
 pub(crate) fn set_switch(pins: &Pins, index: u32, on: bool) -> Result<Option<bool>, DatapathError> {
-    if !pins.map(map::SWITCHES).exists() {
-        return Ok(None);
-    }
-    let mut switches: Array<MapData, u32> = open_map(pins, map::SWITCHES, |data| Array::try_from(Map::Array(data)))?;
+    let Some(mut switches) = open_switches(pins)? else { return Ok(None) };
     let before = switches.get(&index, 0).map_err(reading(map::SWITCHES))?;
     switches.set(index, u32::from(on), 0).map_err(writing(map::SWITCHES))?;
     Ok(Some(before != 0))
+}
+
+fn open_switches(pins: &Pins) -> Result<Option<Array<MapData, u32>>, DatapathError> {
+    let exist = pins.map(map::SWITCHES).exists();
+    exist.then(|| open_map(pins, map::SWITCHES, |data| Array::try_from(Map::Array(data)))).transpose()
 }
 
 fn writing(name: &'static str) -> impl Fn(MapError) -> DatapathError {
@@ -187,6 +198,11 @@ impl Maps {
     /// Whether all redirection is switched off.
     pub(crate) fn bypassed(&self) -> Result<bool, DatapathError> {
         self.switches.get(&switch::BYPASS, 0).map(|on| on != 0).map_err(reading(map::SWITCHES))
+    }
+
+    /// Switches all redirection off.
+    pub(crate) fn bypass(&mut self) -> Result<(), DatapathError> {
+        self.set(switch::BYPASS, 1)
     }
 
     /// Has the kernel produce events, or stop it.

@@ -19,7 +19,7 @@
 //! until the agent has attempted to enrol every pod that the API server lists, and while one is not enrolled because
 //! that failed. The log names those, too.
 //!
-//! Refuses to read an older layout's maps, and writes only their switches, whose places stay the same.
+//! Refuses to read or write an older layout's maps, except its switches, whose places stay the same.
 
 use std::{
     collections::BTreeSet,
@@ -170,6 +170,24 @@ pub(crate) fn set_bypassed(pin_dir: &Path, bypassed: bool) -> Result<bool, Migra
         }
     }
     before.ok_or_else(|| MigrateError::NoDatapath { path: pin_dir.display().to_string() })
+}
+
+/// Whether this layout is not in force yet and an older one is switched off: until `bypass off` ends that, the newer
+/// agent's programs may not redirect either.
+///
+/// # Errors
+/// See [`MigrateError`].
+pub(crate) fn begins_bypassed(pin_dir: &Path) -> Result<bool, MigrateError> {
+    let own = Pins::new(pin_dir);
+    if REDIRECTING.iter().any(|name| own.link(name).exists()) {
+        return Ok(false);
+    }
+    for path in older(pin_dir)? {
+        if maps::is_on(&Pins::new(&path), switch::BYPASS)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Retires older layouts, then waits forever. Failures are logged and retried. `failed_pods` returns those of a
