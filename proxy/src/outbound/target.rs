@@ -265,20 +265,20 @@ impl RoutingPlan {
     ) -> Option<(&'a RouteBackend, Resolved)> {
         let is_available = |backend: &RouteBackend| self.is_available(backend, kind, avoided);
         let is_missing = |backend: &RouteBackend| matches!(self.resolved(backend, kind), Some((_, Resolved::Missing)));
+        let is_taken =
+            |backend: &RouteBackend| if is_missing(backend) { avoided.is_none() } else { is_available(backend) };
         match distribution {
             Distribution::Empty => None,
             Distribution::FirstAvailable(backends) => {
-                let is_taken = |backend: &RouteBackend| is_missing(backend) || is_available(backend);
-                let available = match &backends[..] {
+                let taken = match &backends[..] {
                     [only] => Some(only),
                     many => many.iter().find(|backend| is_taken(backend)).or_else(|| many.first()),
                 };
-                self.resolved(available?, kind)
+                self.resolved(taken?, kind)
             }
             Distribution::Random(backends) => {
                 let (drawn, _) = backends.choose_weighted(&mut rand::rng(), |(_, weight)| u64::from(*weight)).ok()?;
-                let is_taken = if is_missing(drawn) { avoided.is_none() } else { is_available(drawn) };
-                if is_taken {
+                if is_taken(drawn) {
                     return self.resolved(drawn, kind);
                 }
                 let available: Vec<_> = backends.iter().filter(|(backend, _)| is_available(backend)).collect();

@@ -121,6 +121,23 @@ async fn a_backend_that_does_not_exist_fails_no_more_than_its_share() {
     }
 }
 
+#[tokio::test]
+async fn what_leaves_a_backend_goes_to_one_that_exists() {
+    let control = services().await;
+    let over = Over::First(vec![balancer(FIRST), Default::default(), balancer(SECOND)]);
+    control.policies.lock().insert(service(), distributing(&over));
+    let proxy = Proxy::start(service(), control).await;
+    let target = proxy.worker.target(service());
+    let plan = target.ready().await.unwrap();
+    let backends = &plan.http_routes(false).unwrap().actions().next().unwrap().backends;
+    let pick = |avoided: Option<&Resolved>| plan.pick(backends, BalancerKind::Http, avoided).unwrap().1;
+    eventually("the first backend has an endpoint", || pick(None).is_available()).await;
+    let first = pick(None);
+    eventually("another one has", || plan.has_available(backends, BalancerKind::Http, Some(&first))).await;
+    let other = pick(Some(&first));
+    assert!(other.is_available() && !other.shares_endpoints(&first));
+}
+
 /// Rests are short, so that there are many.
 fn restless(config: &mut Config) {
     config.outbound.backoff_min = Duration::from_millis(20);
