@@ -87,7 +87,7 @@ async fn the_control_plane_outlives_its_api_server() {
 impl Disturbed {
     async fn start() -> Self {
         let world = World::using(Uses::Statuses).await;
-        let second = SecondServer::start(world.directory()).await;
+        let mut second = SecondServer::start(world.directory()).await;
         world.apply(world.meshed_pod("web-1")).await;
         let link = world.link().await;
         let destination = world.destination("one", Some(&link)).await;

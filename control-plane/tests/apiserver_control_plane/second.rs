@@ -22,9 +22,12 @@ const FIRST_PORT: &str = "--secure-port=6443";
 const PORT: u16 = 6444;
 /// Settings that two API servers cannot share.
 const OWN: [&str; 4] = ["--etcd-servers=", "--secure-port=", "--audit-log-path=", "--audit-policy-file="];
+/// What an API server logs a minute before it ends, if the first one wrote a Service's address while it started.
+const REPAIR_FAILED: &str = "repair failed with not retryable error";
 
 /// See above; killed when dropped.
 pub(crate) struct SecondServer {
+    command: Command,
     process: Child,
     log: PathBuf,
     host: String,
@@ -40,7 +43,6 @@ impl SecondServer {
         let netns = first.join("ns/net");
         let etcd = Link::within(&netns, ETCD.to_owned());
         let log = directory.join("second-apiserver.log");
-        let output = File::create(&log).unwrap();
         // It ends with the test, however that ends.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "nsenter"]);
@@ -50,9 +52,8 @@ impl SecondServer {
         command.arg(format!("--etcd-servers=http://{}", etcd.address())).arg(format!("--secure-port={PORT}"));
         // The Service `kubernetes` stays the first one's.
         command.arg("--endpoint-reconciler-type=none");
-        command.stdin(Stdio::null()).stdout(output.try_clone().unwrap()).stderr(output);
-        let process = command.spawn().unwrap();
-        Self { process, log, host, etcd }
+        let process = spawn(&mut command, &log);
+        Self { command, process, log, host, etcd }
     }
 
     /// Host and port of its HTTPS listener.
@@ -61,7 +62,7 @@ impl SecondServer {
     }
 
     /// A client of it, when it is ready.
-    pub(crate) async fn client(&self) -> Client {
+    pub(crate) async fn client(&mut self) -> Client {
         let mut config = Config::infer().await.unwrap();
         config.cluster_url = format!("https://{}", self.address()).parse().unwrap();
         let client = Client::try_from(config).unwrap();
@@ -69,6 +70,10 @@ impl SecondServer {
             let ready = http::Request::get("/readyz").body(Vec::new()).unwrap();
             client.request_text(ready).await.map_err(|error| {
                 let log = fs::read_to_string(&self.log).unwrap_or_default();
+                if log.contains(REPAIR_FAILED) {
+                    self.end();
+                    self.process = spawn(&mut self.command, &self.log);
+                }
                 let lines: Vec<_> = log.lines().rev().take(20).collect();
                 format!("{error}\n{}", lines.join("\n"))
             })
@@ -76,13 +81,22 @@ impl SecondServer {
         .await;
         client
     }
+
+    fn end(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
 }
 
 impl Drop for SecondServer {
     fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        self.end();
     }
+}
+
+fn spawn(command: &mut Command, log: &Path) -> Child {
+    let output = File::create(log).unwrap();
+    command.stdin(Stdio::null()).stdout(output.try_clone().unwrap()).stderr(output).spawn().unwrap()
 }
 
 /// Makes etcd forget everything before this revision, which is a resource version.
