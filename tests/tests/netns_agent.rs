@@ -39,7 +39,8 @@ async fn a_killed_agent_costs_no_request_and_no_redirection() {
     };
     let (report, ()) = mesh.load_during("shop", &client, &arguments, kill).await.unwrap();
 
-    assert!(report.requests > 100, "{report:?}");
+    // Each wait above is for more than 20 of them.
+    assert!(report.requests > 40, "{report:?}");
     assert_eq!(report.failures, 0, "{report:?}");
     assert!(!report.seen_peer_ips.contains(&client_ip), "a connection went around the proxies: {report:?}");
     let after = mesh.agent().await.unwrap().status().await.unwrap();
