@@ -408,7 +408,7 @@ impl Kernel for Datapath {
         &mut self,
         netns: &Netns,
         rules: &Rules,
-        mut listeners: Option<&[TakenListener]>,
+        listeners: Option<&[TakenListener]>,
     ) -> Result<Begun, DatapathError> {
         let cookie = netns.cookie;
         self.remove_predecessors(cookie, &rules.pod)?;
@@ -426,8 +426,7 @@ impl Kernel for Datapath {
                     Some(listeners) => self.adopt(cookie, &entry, listeners)?,
                     None => match self.listeners.search(cookie, &entry, self_enrolled)? {
                         Some(search) if search.may_find(netns) => return Ok(Begun::Search { search, otherwise }),
-                        Some(_) => listeners = Some(&[]),
-                        None => {}
+                        _ => {}
                     },
                 }
             }
@@ -455,7 +454,8 @@ impl Kernel for Datapath {
         let enrolment =
             Enrolment { cookie, generation: entry.generation, changed: unchanged.is_none() || attached, is_new };
         // Every time: a proxy that binds before the programs are attached and listens after them is recorded by
-        // neither, nor found by a search before.
+        // neither, nor found by a search before. Nor is one that begins to listen after the visit, while the old entry
+        // names another.
         match listeners.filter(|_| !is_unknown) {
             Some(listeners) => self.adopt(cookie, &entry, listeners)?,
             None => {
