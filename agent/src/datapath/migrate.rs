@@ -158,9 +158,9 @@ pub(crate) async fn leave(pin_dir: &Path) -> Result<bool, MigrateError> {
 /// redirects, too, also where this one is not there yet. Returns whether it was off in all of them.
 ///
 /// # Errors
-/// `NoDatapath` when there is none; else see [`MigrateError`].
+/// `NoDatapath` when there is none; `NewerLayout` beside one, which would go on to redirect; else see [`MigrateError`].
 pub(crate) fn set_bypassed(pin_dir: &Path, bypassed: bool) -> Result<bool, MigrateError> {
-    Pins::new(pin_dir).check_layout()?;
+    check(pin_dir)?;
     let mut before = None;
     for path in older(pin_dir)?.into_iter().chain([pin_dir.to_path_buf()]) {
         // Layouts from 2 on have switches. Without them, because an agent was killed at its first start, the layout
@@ -324,13 +324,16 @@ mod tests {
         // Directories that are not named after their layout have no siblings.
         assert_eq!(siblings(&directory.path().join("own")).unwrap(), []);
         check(&own).unwrap();
+        assert!(matches!(set_bypassed(&own, true), Err(MigrateError::NoDatapath { .. })));
         let newer = format!("v{}", LAYOUT + 1);
         sibling(directory.path(), &newer, false);
         check(&own).unwrap();
         fs::remove_dir(directory.path().join(&newer)).unwrap();
         sibling(directory.path(), &newer, true);
-        let error = check(&own).unwrap_err().to_string();
-        assert!(error.contains(&newer) && error.contains("newer agent"), "{error}");
+        for error in [check(&own).unwrap_err(), set_bypassed(&own, true).unwrap_err()] {
+            let error = error.to_string();
+            assert!(error.contains(&newer) && error.contains("newer agent"), "{error}");
+        }
         assert!(!own.exists());
     }
 }
