@@ -258,6 +258,18 @@ fn a_pods_page_explains_a_connection() {
     });
 }
 
+/// A mistyped name: the tap waits, and the page says for what.
+#[test]
+fn a_tap_without_pods_says_so() {
+    MESH.test(async |mesh| {
+        let dashboard = Dashboard::of(mesh).await;
+        let mut browser = dashboard.browser(WIDE, "light").await;
+        go(&mut browser, "#/tap?namespace=shop&kind=deployment&name=nothing").await;
+        browser.until("document.querySelector('.notice div')?.textContent.startsWith('no pod')").await.unwrap();
+        assert_eq!(browser.complaints(), Vec::<String>::new());
+    });
+}
+
 /// Without the key, with a wrong one, and after the end of `weft dashboard`, the page says what to do.
 #[test]
 fn a_page_that_cannot_ask_says_what_to_do() {

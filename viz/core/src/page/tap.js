@@ -20,10 +20,12 @@ export function tap(options) {
 
   function take(event) {
     skipped += event.skipped ?? 0;
-    if (event.event?.problem !== undefined) { if (event.pod) problems.set(`${event.namespace}/${event.pod}`, event.event.problem); if (problems.size > 20) problems.delete(problems.keys().next().value); later(); return; }
+    if (event.event?.problem !== undefined) { problems.set(event.pod && `${event.namespace}/${event.pod}`, event.event.problem); if (problems.size > 20) problems.delete(problems.keys().next().value); later(); return; }
     const key = `${event.namespace}/${event.pod} ${event.id}`;
     const { request, response, end } = event.event ?? {};
     if (request) {
+      // What is said of no pod is that none runs yet, or at the end why the tap breaks.
+      problems.delete("");
       seen++; if (paused) fresh++;
       learn();
       requests.set(key, { key, at: new Date(), request, event });
@@ -94,7 +96,7 @@ export function tap(options) {
           field("At most per second", "maxRps", wanted, { type: "number", min: 1, max: 1000 }),
           h("div", { class: "row" }, h("button", { type: "submit", class: "primary" }, abort ? "Start again" : "Start"), h("button", { type: "button", onclick: () => { stop(); page.redraw(); announce("Tap stopped"); } }, "Stop")))),
         problem && notice("bad", "Tap failed", problem),
-        problems.size > 0 && notice("warn", "Some requests are not shown", h("span", {}, [...problems].slice(0, 5).map(([pod, why]) => h("div", { key: pod }, h("span", { class: "mono" }, pod), ": ", why)))),
+        problems.size > 0 && notice("warn", "Some requests are not shown", h("span", {}, [...problems].slice(0, 5).map(([pod, why]) => h("div", { key: pod }, pod && [h("span", { class: "mono" }, pod), ": "], why)))),
         panel("Requests", abort ? `${seen} seen${skipped ? `, ${skipped} left out by the limit` : ""}` : requests.size ? `stopped after ${seen}` : null,
           h("div", { class: "form" },
             h("label", {}, "Filter", h("input", { type: "search", name: "filter", placeholder: "path, pod, status…", autocomplete: "off", oninput: (event) => { filter = event.target.value; page.redraw(); } })),
