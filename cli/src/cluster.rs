@@ -134,11 +134,12 @@ impl ClusterArgs {
 
     /// The kubeconfig, where kubectl looks for it.
     pub(crate) fn kubeconfig(&self) -> Result<Kubeconfig, KubeconfigError> {
-        match (&self.kubeconfig, files_of_environment()) {
+        let read = match (&self.kubeconfig, files_of_environment()) {
             (Some(file), _) => Kubeconfig::read_from(file),
             (None, Some(files)) => merged(&files),
             (None, None) => Kubeconfig::read(),
-        }
+        };
+        read.map(without_empty_context)
     }
 
     async fn read_config(&self) -> Result<Config, KubeconfigError> {
@@ -163,10 +164,16 @@ fn merged(files: &OsStr) -> Result<Kubeconfig, KubeconfigError> {
     for file in env::split_paths(files).filter(|file| !file.as_os_str().is_empty()) {
         match Kubeconfig::read_from(file) {
             Err(KubeconfigError::ReadConfig(error, _)) if error.kind() == io::ErrorKind::NotFound => {}
-            read => merged = merged.merge(read?)?,
+            read => merged = merged.merge(without_empty_context(read?))?,
         }
     }
     Ok(merged)
+}
+
+/// An empty name of the current context, which kubectl and kind leave when they remove one, names none.
+fn without_empty_context(mut kubeconfig: Kubeconfig) -> Kubeconfig {
+    kubeconfig.current_context = kubeconfig.current_context.filter(|name| !name.is_empty());
+    kubeconfig
 }
 
 /// Prints the client library's log on standard error.
@@ -245,11 +252,14 @@ mod tests {
         let file = |name: &str| dir.path().join(name);
         std::fs::write(file("west"), "current-context: west\n").unwrap();
         std::fs::write(file("east"), "current-context: east\n").unwrap();
+        std::fs::write(file("unset"), "current-context: ''\n").unwrap();
         std::fs::write(file("broken"), "current-context: [\n").unwrap();
         let read = |names: &[&str]| merged(&env::join_paths(names.iter().map(|name| dir.path().join(name))).unwrap());
         let current = |names: &[&str]| read(names).unwrap().current_context;
-        assert_eq!(current(&["none", "west", "none", "east"]).as_deref(), Some("west"));
+        assert_eq!(current(&["none", "unset", "west", "none", "east"]).as_deref(), Some("west"));
         assert_eq!(current(&["none"]), None);
+        let unset = ClusterArgs { kubeconfig: Some(file("unset")), ..ClusterArgs::default() };
+        assert_eq!(unset.kubeconfig().unwrap().current_context, None);
         assert!(matches!(read(&["west", "broken"]), Err(KubeconfigError::Parse(_))));
     }
 
