@@ -28,7 +28,7 @@ use crate::{
     metrics::{GrpcMetrics, Method},
 };
 use callers::Callers;
-use issuer::{CurrentIssuer, Place};
+use issuer::{CurrentIssuer, Place, SETS_ANCHORS};
 use review::Reviewed;
 pub(crate) use tokens::Tokens;
 
@@ -103,7 +103,7 @@ impl Certifier {
             if let Some(regarding) = self.place.regarding() {
                 let (set, certificate, key) = self.place.issuer_values();
                 let note = format!(
-                    "{problem}; {set} {certificate} and {key} to new ones, or set identityTrustAnchorsPEM to a new one"
+                    "{problem}; {set} {certificate} and {key} to new ones, or set a new root with {SETS_ANCHORS}"
                 );
                 self.events.repeated_warning(issuer::VALIDATION_FAILED, note, regarding);
             }

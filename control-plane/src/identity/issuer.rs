@@ -37,6 +37,11 @@ const LAST_EVENT: Duration = Duration::from_secs(5);
 /// Reason of the Event about unusable certificates, Linkerd's.
 pub(super) const VALIDATION_FAILED: &str = "IssuerValidationFailed";
 
+/// What sets the trust anchors, in remedies: the chart ignores its value where another tool writes the ConfigMap, and
+/// this process does not know which of both it is.
+pub(super) const SETS_ANCHORS: &str =
+    "the Helm value identityTrustAnchorsPEM or, with identity.externalCA, the tool that writes the ConfigMap";
+
 /// Format of the issuer's Secret, by the names of the value `identity.issuer.scheme`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Scheme {
@@ -199,18 +204,17 @@ impl Place {
             }
             LoadError::Read { path, source } => format!("{}: cannot be read: {source}", self.file(path)),
             LoadError::Anchors { source, .. } => {
-                let remedy = "set the Helm value identityTrustAnchorsPEM to the root certificate in PEM";
-                format!("{}: {source}; {remedy}", self.anchors())
+                format!("{}: {source}; set it to the root certificate in PEM with {SETS_ANCHORS}", self.anchors())
             }
             LoadError::Issuer { path, source } => {
                 let remedy = match source {
                     IssuerError::Chain(_) => format!(
-                        "{certificate} must be issued by the root in identityTrustAnchorsPEM ({}), and neither may be \
+                        "{certificate} must be issued by the root in {}, which {SETS_ANCHORS} sets, and neither may be \
                          expired",
                         self.anchors()
                     ),
                     IssuerError::AnchorExpired => {
-                        format!("set identityTrustAnchorsPEM ({}) to a root that is valid", self.anchors())
+                        format!("set {} to a root that is valid now, with {SETS_ANCHORS}", self.anchors())
                     }
                     IssuerError::Mismatch => format!("{set} {certificate} and {key} to a certificate and its own key"),
                     IssuerError::Key(_) => {

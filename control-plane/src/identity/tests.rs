@@ -250,14 +250,9 @@ async fn startup_errors_name_object_key_and_remedy() {
     let (good, other) = (root.issue_issuer("issuer").unwrap(), stranger.issue_issuer("issuer").unwrap());
     let place = Place::Cluster { namespace: "linkerd".to_owned(), scheme: None, deployment: Box::default() };
     let anchors = root.certificate_pem();
+    let set_anchors = "identityTrustAnchorsPEM or, with identity.externalCA, the tool that writes the ConfigMap";
     for (name, certificate, key, anchors, parts) in [
-        (
-            "stranger",
-            &other.certificate,
-            &other.key,
-            anchors,
-            ["linkerd-identity-issuer, key crt.pem", "identityTrustAnchorsPEM"],
-        ),
+        ("stranger", &other.certificate, &other.key, anchors, ["linkerd-identity-issuer, key crt.pem", set_anchors]),
         ("mismatch", &good.certificate, &other.key, anchors, ["linkerd-identity-issuer, key key.pem", "keyPEM"]),
         ("no key", &good.certificate, &"?".to_owned(), anchors, ["linkerd-identity-issuer, key key.pem", "keyPEM"]),
         ("no certificate", &"?".to_owned(), &good.key, anchors, ["linkerd-identity-issuer, key crt.pem", "crtPEM"]),
@@ -266,7 +261,7 @@ async fn startup_errors_name_object_key_and_remedy() {
             &good.certificate,
             &good.key,
             "?",
-            ["linkerd-identity-trust-roots, key ca-bundle.crt", "identityTrustAnchorsPEM"],
+            ["linkerd-identity-trust-roots, key ca-bundle.crt", set_anchors],
         ),
     ] {
         let dir = tempfile::tempdir().unwrap();
