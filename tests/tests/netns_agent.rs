@@ -25,7 +25,7 @@ async fn a_killed_agent_costs_no_request_and_no_redirection() {
         eventually("load", Duration::from_secs(60), async || {
             let status = mesh.agent().await.map_err(|error| error.to_string())?.status().await;
             let status = status.map_err(|error| error.to_string())?;
-            if redirected(&status) > than + 20 { Ok(()) } else { Err("no load".to_owned()) }
+            if redirected(&status) >= than + 100 { Ok(()) } else { Err("no load".to_owned()) }
         })
         .await;
     };
@@ -39,8 +39,7 @@ async fn a_killed_agent_costs_no_request_and_no_redirection() {
     };
     let (report, ()) = mesh.load_during("shop", &client, &arguments, kill).await.unwrap();
 
-    // Each wait above is for more than 20 of them.
-    assert!(report.requests > 40, "{report:?}");
+    assert!(report.requests > 100, "{report:?}");
     assert_eq!(report.failures, 0, "{report:?}");
     assert!(!report.seen_peer_ips.contains(&client_ip), "a connection went around the proxies: {report:?}");
     let after = mesh.agent().await.unwrap().status().await.unwrap();
