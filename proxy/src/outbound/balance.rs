@@ -95,8 +95,8 @@ struct PoolState {
     /// Looked up when the balancer is used: policies name many that never are.
     metrics: LazyLock<BalancerMetrics, LookUp>,
     fail_fast: FailFast,
-    /// Notified when an endpoint becomes available.
-    available: Notify,
+    /// Wakes what waits: an endpoint becomes available, or fail-fast begins.
+    woken: Notify,
     endpoints: AtomicUsize,
     ejected: AtomicUsize,
     /// How many wait for an endpoint.
@@ -191,7 +191,7 @@ impl Balancer {
         let mut changes = self.discovered.state.clone();
         loop {
             changes.mark_unchanged();
-            let available = self.pool.available.notified();
+            let woken = self.pool.woken.notified();
             let wake = match self.try_select(avoided) {
                 Ok(selected) => return Ok(selected),
                 Err(Unready::Until(wake)) => wake,
@@ -203,10 +203,12 @@ impl Balancer {
             let until = wake.map_or(deadline, |wake| wake.min(deadline));
             tokio::select! {
                 changed = changes.changed() => changed.map_err(|_| SelectError::FailFast)?,
-                () = available => {}
+                () = woken => {}
                 () = tokio::time::sleep_until(until) => {
                     if Instant::now() >= deadline {
                         self.pool.fail_fast.enter(&self.pool.metrics);
+                        // The others fail with this one, whenever they came.
+                        self.pool.woken.notify_waiters();
                         return Err(SelectError::FailFast);
                     }
                 }
@@ -231,6 +233,17 @@ impl Balancer {
     /// Whether requests that find no endpoint fail at once.
     pub(crate) fn is_failing_fast(&self) -> bool {
         self.pool.fail_fast.is_active()
+    }
+
+    /// Waits until [`Self::is_failing_fast`].
+    pub(crate) async fn failing_fast(&self) {
+        loop {
+            let woken = self.pool.woken.notified();
+            if self.is_failing_fast() {
+                return;
+            }
+            woken.await;
+        }
     }
 
     /// Whether an endpoint can be picked right now.
@@ -344,7 +357,7 @@ impl PoolState {
         Self {
             metrics: LazyLock::new(look_up),
             fail_fast,
-            available: Notify::new(),
+            woken: Notify::new(),
             endpoints: AtomicUsize::new(0),
             ejected: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
@@ -422,10 +435,10 @@ impl Balanced {
                 tracing::info!(dst.addr = %self.endpoint.info.addr, "endpoint gets requests again");
                 self.pool.ejected.fetch_sub(1, Ordering::Relaxed);
                 self.pool.metrics.restored();
-                self.pool.available.notify_waiters();
+                self.pool.woken.notify_waiters();
             }
             // The end of a probe lets waiters compute when the next is due.
-            None => self.pool.available.notify_waiters(),
+            None => self.pool.woken.notify_waiters(),
         }
     }
 
@@ -433,7 +446,7 @@ impl Balanced {
     fn abandoned(&self) {
         let was_probe = self.breaker.as_ref().is_some_and(|breaker| breaker.lock().abandoned(Instant::now()));
         if was_probe {
-            self.pool.available.notify_waiters();
+            self.pool.woken.notify_waiters();
         }
     }
 
@@ -486,7 +499,7 @@ impl Balanced {
         let mut rest = self.rest.lock();
         if std::mem::take(&mut rest.probing) {
             rest.until = Some(Instant::now());
-            self.pool.available.notify_waiters();
+            self.pool.woken.notify_waiters();
         }
     }
 
@@ -502,7 +515,7 @@ impl Balanced {
             rest.probing = false;
             self.pool.metrics.restored();
             self.pool.fail_fast.exit(&self.pool.metrics);
-            self.pool.available.notify_waiters();
+            self.pool.woken.notify_waiters();
         }
     }
 }

@@ -245,10 +245,15 @@ impl RoutingPlan {
             loop {
                 let unknown = balancers.iter().filter(|balancer| !balancer.is_known());
                 let unknown: Vec<_> = unknown.map(|balancer| Box::pin(balancer.known())).collect();
-                if unknown.is_empty() || balancers.iter().any(|balancer| balancer.is_failing_fast()) || is_available() {
+                if unknown.is_empty() || is_available() {
                     return;
                 }
-                select_all(unknown).await;
+                let failing_fast = balancers.iter().map(|balancer| Box::pin(balancer.failing_fast()));
+                tokio::select! {
+                    biased;
+                    _ = select_all(failing_fast) => return,
+                    _ = select_all(unknown) => {}
+                }
             }
         });
         let _ = tokio::time::timeout_at(deadline, settled).await;

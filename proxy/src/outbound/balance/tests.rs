@@ -180,7 +180,7 @@ async fn one_connection_tries_an_endpoint_after_its_rest() {
     assert!(second >= now + Duration::from_millis(200) && second < now + endpoint.probe, "a longer rest");
     tokio::time::advance(second - now).await;
     endpoint.picked(Instant::now());
-    let woken = endpoint.pool.available.notified();
+    let woken = endpoint.pool.woken.notified();
     endpoint.recovered();
     assert_eq!(endpoint.rests_until(Instant::now()), None);
     woken.await;
@@ -226,7 +226,7 @@ async fn a_probe_that_fails_on_this_side_leaves_the_endpoint_to_the_next_connect
     tokio::time::advance(rest - Instant::now()).await;
     endpoint.picked(Instant::now());
     assert!(endpoint.rests_until(Instant::now()).is_some());
-    let woken = endpoint.pool.available.notified();
+    let woken = endpoint.pool.woken.notified();
     endpoint.untried();
     woken.await;
     assert_eq!(endpoint.rests_until(Instant::now()), None);
@@ -346,6 +346,23 @@ async fn no_more_wait_for_an_endpoint_than_the_capacity_of_their_kind() {
         let (_known, opaque) = balancer(kind);
         assert_eq!(opaque.select(deadline, None).await.err(), Some(SelectError::QueueFull));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_waits_fails_when_fail_fast_begins() {
+    let (shared, _drain) = testing::shared(testing::config(), &Mesh::new());
+    let (_known, discovered) = Endpoints::for_test(Default::default());
+    let balancer = Balancer::new(shared, BalancerKind::Http, Labels::new(), Arc::new(discovered), Load::DEFAULT, None);
+    let began = Instant::now();
+    let waits = |seconds| {
+        let balancer = &balancer;
+        async move {
+            let selected = balancer.select(began + Duration::from_secs(seconds), None).await;
+            (selected.err(), began.elapsed().as_secs())
+        }
+    };
+    let (first, later) = tokio::join!(waits(3), waits(3600));
+    assert_eq!([first, later], [(Some(SelectError::FailFast), 3); 2]);
 }
 
 #[tokio::test(start_paused = true)]
