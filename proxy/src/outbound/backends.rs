@@ -73,6 +73,15 @@ impl Resolved {
         }
     }
 
+    /// Whether requests to it have an endpoint, be it one that rests.
+    pub(super) fn has_endpoints(&self) -> bool {
+        match self {
+            Self::Balance(balancer) => balancer.has_endpoints(),
+            Self::Forward(_) => true,
+            Self::Missing => false,
+        }
+    }
+
     /// Whether both are the same balancer, as equal backends of a parent are.
     pub(super) fn shares_endpoints(&self, other: &Self) -> bool {
         matches!((self, other), (Self::Balance(one), Self::Balance(other)) if Arc::ptr_eq(one, other))

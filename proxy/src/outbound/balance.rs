@@ -246,6 +246,13 @@ impl Balancer {
         }
     }
 
+    /// Whether it knows an endpoint, be it one that rests.
+    pub(crate) fn has_endpoints(&self) -> bool {
+        let mut state = self.state.lock();
+        self.reconcile(&mut state);
+        !state.endpoints.is_empty()
+    }
+
     /// Whether an endpoint can be picked right now.
     pub(crate) fn is_available(&self) -> bool {
         let mut state = self.state.lock();

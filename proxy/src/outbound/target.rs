@@ -259,36 +259,46 @@ impl RoutingPlan {
         let _ = tokio::time::timeout_at(deadline, settled).await;
     }
 
-    /// Picks a backend of requests or connections, preferring backends with an available endpoint; never `avoided` if
-    /// another one has. One that does not exist fails its share, as the Gateway API wants, and nothing that leaves
-    /// `avoided`.
+    /// Picks a backend of requests or connections, preferring backends with an available endpoint, never `avoided` if
+    /// another one has, and then those with any endpoint. One that does not exist fails its share, as the Gateway API
+    /// wants, and nothing that leaves `avoided`.
     pub(super) fn pick<'a>(
         &'a self,
         distribution: &'a Distribution,
         kind: BalancerKind,
         avoided: Option<&Resolved>,
     ) -> Option<(&'a RouteBackend, Resolved)> {
-        let is_available = |backend: &RouteBackend| self.is_available(backend, kind, avoided);
-        let is_missing = |backend: &RouteBackend| matches!(self.resolved(backend, kind), Some((_, Resolved::Missing)));
-        let is_taken =
-            |backend: &RouteBackend| if is_missing(backend) { avoided.is_none() } else { is_available(backend) };
+        let is_available = |resolved: &Resolved| is_available(resolved, avoided);
+        let is_taken = |resolved: &Resolved| match resolved {
+            Resolved::Missing => avoided.is_none(),
+            resolved => is_available(resolved),
+        };
         match distribution {
             Distribution::Empty => None,
             Distribution::FirstAvailable(backends) => {
-                let taken = match &backends[..] {
-                    [only] => Some(only),
-                    many => many.iter().find(|backend| is_taken(backend)).or_else(|| many.first()),
-                };
-                self.resolved(taken?, kind)
+                if let [only] = &backends[..] {
+                    return self.resolved(only, kind);
+                }
+                let all = || backends.iter().filter_map(|backend| self.resolved(backend, kind));
+                let first = |is: &dyn Fn(&Resolved) -> bool| all().find(|(_, resolved)| is(resolved));
+                first(&is_taken).or_else(|| first(&Resolved::has_endpoints)).or_else(|| all().next())
             }
             Distribution::Random(backends) => {
+                let draw = |is: &dyn Fn(&Resolved) -> bool| {
+                    let known = backends.iter().filter_map(|(backend, weight)| {
+                        let (backend, resolved) = self.resolved(backend, kind)?;
+                        is(&resolved).then_some((backend, resolved, *weight))
+                    });
+                    let known: Vec<_> = known.collect();
+                    let weighted = known.choose_weighted(&mut rand::rng(), |(_, _, weight)| u64::from(*weight));
+                    weighted.ok().map(|(backend, resolved, _)| (*backend, resolved.clone()))
+                };
                 let (drawn, _) = backends.choose_weighted(&mut rand::rng(), |(_, weight)| u64::from(*weight)).ok()?;
-                if is_taken(drawn) {
-                    return self.resolved(drawn, kind);
+                let drawn = self.resolved(drawn, kind)?;
+                if is_taken(&drawn.1) {
+                    return Some(drawn);
                 }
-                let available: Vec<_> = backends.iter().filter(|(backend, _)| is_available(backend)).collect();
-                let other = available.choose_weighted(&mut rand::rng(), |(_, weight)| u64::from(*weight)).ok().copied();
-                self.resolved(other.map_or(drawn, |(backend, _)| backend), kind)
+                draw(&is_available).or_else(|| draw(&Resolved::has_endpoints)).or(Some(drawn))
             }
         }
     }
@@ -310,9 +320,13 @@ impl RoutingPlan {
     }
 
     fn is_available(&self, backend: &RouteBackend, kind: BalancerKind, avoided: Option<&Resolved>) -> bool {
-        let is_avoided = |resolved: &Resolved| avoided.is_some_and(|avoided| avoided.shares_endpoints(resolved));
-        self.resolved(backend, kind).is_some_and(|(_, resolved)| !is_avoided(&resolved) && resolved.is_available())
+        self.resolved(backend, kind).is_some_and(|(_, resolved)| is_available(&resolved, avoided))
     }
+}
+
+/// Whether an endpoint of a backend other than `avoided` is available.
+fn is_available(resolved: &Resolved, avoided: Option<&Resolved>) -> bool {
+    !avoided.is_some_and(|avoided| avoided.shares_endpoints(resolved)) && resolved.is_available()
 }
 
 impl Distribution {

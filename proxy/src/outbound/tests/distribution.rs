@@ -196,6 +196,32 @@ async fn a_backend_whose_endpoints_take_no_connection_in_time_is_left_for_anothe
 }
 
 #[tokio::test]
+async fn a_backend_whose_endpoints_rest_is_preferred_to_one_without_any() {
+    const DEAD: &str = "dead.demo:80";
+    let in_turn = Over::First(vec![balancer(EMPTY), balancer(DEAD)]);
+    let by_weight = Over::Random(vec![(balancer(EMPTY), u32::MAX), (balancer(DEAD), 1)]);
+    for over in [in_turn, by_weight] {
+        let control = services().await;
+        control.update(DEAD, add(vec![endpoint(unused_addr(), None)]));
+        control.policies.lock().insert(service(), distributing(&over));
+        let change = |config: &mut Config| {
+            config.outbound.backoff_min = Duration::from_secs(60);
+            config.outbound.backoff_max = Duration::from_secs(60);
+            fails_fast(config);
+        };
+        let proxy = Proxy::start_with(service(), control, change, true).await;
+        let target = proxy.worker.target(service());
+        let plan = target.ready().await.unwrap();
+        let backends = &plan.http_routes(false).unwrap().actions().next().unwrap().backends;
+        let pick = || plan.pick(backends, BalancerKind::Http, None).unwrap().1;
+        eventually("the endpoint is known", || pick().has_endpoints()).await;
+        assert_eq!(proxy.who().await, "504");
+        assert!(!plan.has_available(backends, BalancerKind::Http, None), "its endpoint rests");
+        assert!((0..20).all(|_| pick().has_endpoints()));
+    }
+}
+
+#[tokio::test]
 async fn a_connection_that_probes_an_endpoint_ends_no_fail_fast() {
     let lines = Lines::default();
     let _guard = lines.of_this_thread(INJECTORS_FILTER);
