@@ -203,18 +203,18 @@ fn have_failed(set: &Set) -> bool {
     !set.is_empty() && set.iter().all(|replica| replica.has_failed())
 }
 
-/// Picks one of those that were not tried: of two at random that do not rest, the one with fewer open requests, unless
-/// it is avoided and the other is not. If all of them rest, the one whose rest ends first.
+/// Picks one of those that were not tried and do not rest, and avoids none if it can: of two at random the one with
+/// fewer open requests. If all of them rest, the one whose rest ends first.
 pub(super) fn pick(set: &Set, tried: &[SocketAddr]) -> Option<Picked> {
     let untried = || set.iter().filter(|replica| !tried.contains(&replica.addr));
-    let awake: Vec<_> = untried().filter(|replica| !replica.is_resting()).collect();
-    let picked = match &*awake {
-        [] => untried().min_by_key(|replica| replica.rest.lock().until)?,
-        [only] => only,
-        several => several
-            .sample(&mut rand::rng(), 2)
-            .min_by_key(|replica| (replica.is_avoided(), replica.open.load(Ordering::Relaxed)))?,
-    };
+    let mut awake: Vec<_> = untried().filter(|replica| !replica.is_resting()).collect();
+    if awake.iter().any(|replica| !replica.is_avoided()) {
+        awake.retain(|replica| !replica.is_avoided());
+    }
+    let two = awake.sample(&mut rand::rng(), 2).copied();
+    let picked = two
+        .min_by_key(|replica| replica.open.load(Ordering::Relaxed))
+        .or_else(|| untried().min_by_key(|replica| replica.rest.lock().until))?;
     Some(Picked::new(Arc::clone(picked)))
 }
 
@@ -382,6 +382,23 @@ mod tests {
         }
         // Each asks every 7.5 s on average: 133 in a second.
         assert!(by_second[30..].iter().all(|count| (70..=230).contains(count)), "{by_second:?}");
+    }
+
+    #[test]
+    fn a_replica_that_is_avoided_is_picked_only_where_the_others_rest() {
+        let set: Set = (1..=5).map(|n| Replica::new(SocketAddr::from(([10, 0, 0, n], 8086)))).collect();
+        for replica in &set[..4] {
+            replica.rest.lock().avoided = Some(Instant::now() + AVOIDED);
+        }
+        // The one that is not avoided has most to do.
+        set[4].open.store(9, Ordering::Relaxed);
+        let picked = |tried: &[SocketAddr]| pick(&set, tried).unwrap().replica.addr;
+        assert!((0..100).all(|_| picked(&[]) == set[4].addr));
+        assert_ne!(picked(&[set[4].addr]), set[4].addr);
+        set[4].failed();
+        assert_ne!(picked(&[]), set[4].addr);
+        set.iter().for_each(|replica| replica.failed());
+        assert!(pick(&set, &[]).is_some(), "all of them rest");
     }
 
     #[test]
