@@ -211,7 +211,7 @@ fn pack_into(directory: &Path, workspace: &Workspace, programs: &Programs, regis
     let base = pack_libraries(&libraries)?;
     let mut archives = Vec::new();
     for recipe in &RECIPES {
-        let archive = directory.join(format!("{}-{VERSION}.tar", recipe.name));
+        let archive = versioned(directory, recipe.name, ".tar")?;
         let name = format!("{registry}/{}:{VERSION}", recipe.name);
         let own: Vec<_> = recipe.programs.iter().map(|name| programs.path(name)).collect();
         let inputs = format!("{name}\n{PROGRAM_MODE:o}\n") + &fingerprint(own.iter().chain(&libraries))?;
@@ -227,6 +227,27 @@ fn pack_into(directory: &Path, workspace: &Workspace, programs: &Programs, regis
         archives.push(archive);
     }
     Ok(archives)
+}
+
+/// The path of an artefact of this version. Those of other versions are removed: what takes all that is in `dist`, as
+/// README's commands do, would take both.
+///
+/// # Errors
+/// When the directory cannot be listed, or one cannot be removed.
+fn versioned(directory: &Path, name: &str, ending: &str) -> Result<PathBuf> {
+    let version = |file: &str| Some(file.strip_prefix(name)?.strip_prefix('-')?.strip_suffix(ending)?.to_owned());
+    for entry in fs::read_dir(directory).with_context(|| format!("list {}", directory.display()))? {
+        let path = entry?.path();
+        let version = path.file_name().and_then(|file| version(file.to_str()?));
+        // A name may begin like another one; a version begins with a digit.
+        if version
+            .is_some_and(|version| version != VERSION && version.starts_with(|first: char| first.is_ascii_digit()))
+        {
+            step(&format!("remove {}, of another version", path.display()));
+            fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
+        }
+    }
+    Ok(directory.join(format!("{name}-{VERSION}{ending}")))
 }
 
 fn write(recipe: &Recipe, name: &str, processor: Processor, layers: &[&Layer], archive: &Path) -> Result<()> {
@@ -286,6 +307,20 @@ fn fingerprint<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_an_artefact_one_version_is_left() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (current, other) = (format!("weft-viz-{VERSION}.tgz"), "weft-viz-0.0.9-rc.1.tgz");
+        let kept = [&current, "weft-viz-0.0.9.oci.tar", "weft-viz-extra-0.0.9.tgz", "weft-viz.tgz", "notes"];
+        for name in kept.iter().chain([&other]) {
+            fs::write(directory.path().join(name), "").expect("write");
+        }
+        let path = versioned(directory.path(), "weft-viz", ".tgz").expect("a path");
+        assert_eq!(path, directory.path().join(&current));
+        let names = fs::read_dir(directory.path()).expect("list").map(|entry| entry.expect("an entry").file_name());
+        assert_eq!(names.collect::<BTreeSet<_>>(), kept.iter().map(std::ffi::OsString::from).collect());
+    }
 
     #[test]
     fn the_release_workflow_publishes_every_image_and_chart() {

@@ -18,6 +18,7 @@ use super::{
     image::{Files, Layer, digest, layout, sha256},
     programs::in_registry,
     release::compressed,
+    versioned,
 };
 
 /// Charts in the order of installation; the last one is for clusters with Linkerd.
@@ -38,10 +39,9 @@ pub(super) fn pack_all(charts: &Path, directory: &Path, registry: &str) -> Resul
         step(&format!("pack {name}"));
         let package = pack(&charts.join(name), name, registry).with_context(|| format!("pack {name}"))?;
         let artefact = artefact(&charts.join(name).join("Chart.yaml"), &package)?;
-        for (path, content) in [
-            (directory.join(format!("{name}-{VERSION}.tgz")), package),
-            (directory.join(format!("{name}-{VERSION}.oci.tar")), artefact),
-        ] {
+        for (path, content) in
+            [(versioned(directory, name, ".tgz")?, package), (versioned(directory, name, ".oci.tar")?, artefact)]
+        {
             fs::write(&path, content).with_context(|| format!("write {}", path.display()))?;
             written.push(path);
         }

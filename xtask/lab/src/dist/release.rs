@@ -19,9 +19,9 @@ use weft_xtask::{
 };
 
 use super::{
-    VERSION,
     image::{Files, Layer, sha256},
     programs::Programs,
+    versioned,
 };
 
 /// Packages whose programs are shipped.
@@ -61,7 +61,7 @@ pub(super) fn bills_of_materials(workspace: &Workspace, dist: &Path) -> Result<V
         let made = Path::new(manifest).with_file_name(format!("{name}.cdx.json"));
         if SHIPPED.contains(&name) {
             let text = fs::read_to_string(&made).with_context(|| format!("read {}", made.display()))?;
-            let path = directory.join(format!("{name}-{VERSION}.cdx.json"));
+            let path = versioned(&directory, name, ".cdx.json")?;
             fs::write(&path, without_checkout(&text, &workspace.root))
                 .with_context(|| format!("write {}", path.display()))?;
             written.push(path);
