@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs the command line `weft` of a release: finds the archive for this system, checks it, and puts its programs, completions
-# and manual pages below a prefix. Needs tar, sha256sum or shasum, and curl or wget unless the release is a directory.
+# Installs the command line `weft` of a release: finds the archive for this system, checks it, and puts its programs, completions,
+# manual pages and the example of a sandbox below a prefix. Needs tar, sha256sum or shasum, and curl or wget unless the release is a directory.
 set -eu
 
 usage() {
@@ -112,6 +112,7 @@ put completions 644 share/bash-completion/completions '*.bash'
 put completions 644 share/zsh/site-functions '_*'
 put completions 644 share/fish/vendor_completions.d '*.fish'
 put man 644 share/man/man1 '*.1'
+put examples/mesh 644 share/weft/examples/mesh '*.yaml'
 
 echo "installed weft $("$prefix/bin/weft" version --client --short) in $prefix/bin"
 case :$PATH: in

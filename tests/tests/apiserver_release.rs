@@ -13,8 +13,9 @@ use std::{
 };
 
 use tempfile::TempDir;
-use weft_test_kit::binaries;
-use weft_tests::{cluster::Cluster, output::succeeded};
+use weft_examples::client::Report;
+use weft_test_kit::{binaries, mesh::unique_name};
+use weft_tests::{cluster::Cluster, output::succeeded, report::assert_vouched_for};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -69,7 +70,7 @@ fn charts_of_a_release_are_pulled_from_a_registry() {
     assert_eq!(sums(&once), sums(&again), "two packages of the same sources differ");
 
     let registry = Registry::start(&cluster);
-    for chart in ["weft-crds", "weft-control-plane", "weft-agent"] {
+    for chart in ["weft-crds", "weft-control-plane", "weft-viz", "weft-agent"] {
         let packages = once.path().join("charts");
         let layout = TempDir::new().unwrap();
         let archive = packages.join(format!("{chart}-{VERSION}.oci.tar"));
@@ -128,6 +129,27 @@ fn install(release: &Path, from: &str, prefix: &Path, more: &[&str]) -> Output {
     script.output().unwrap()
 }
 
+/// A sandbox of what was installed, and nothing else of the build.
+fn the_example_runs(prefix: &Path) {
+    struct Stop(PathBuf, String);
+    impl Drop for Stop {
+        fn drop(&mut self) {
+            let _ = Command::new(&self.0).args(["sandbox", "stop", "--sandbox", &self.1]).output();
+        }
+    }
+    let stop = Stop(prefix.join("bin/weft"), unique_name("t-release"));
+    let weft = |arguments: &[&str]| {
+        let mut weft = Command::new(&stop.0);
+        succeeded(&weft.args(["sandbox", arguments[0], "--sandbox", &stop.1]).args(&arguments[1..]).output().unwrap())
+    };
+    weft(&["run", "--detach", prefix.join("share/weft/examples/mesh").to_str().unwrap()]);
+    let client = ["weft-client", "http1", "--target", "web.shop:80", "--count", "5", "--json"];
+    let report = weft(&[&["exec", "shop/client", "--"][..], &client].concat());
+    let report: Report = serde_json::from_str(&report).unwrap();
+    assert_eq!((report.requests, report.failures), (5, 0), "{report:?}");
+    assert_vouched_for(&report, "client.shop.serviceaccount.identity.linkerd.cluster.local");
+}
+
 fn refusal(output: &Output) -> String {
     assert!(!output.status.success(), "{output:?}");
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -152,9 +174,10 @@ fn the_script_installs_what_was_released_and_nothing_else() {
     assert!(said.contains(VERSION) && said.contains("not in PATH"), "{said}");
     let version = Command::new(prefix.path().join("bin/weft")).arg("--version").output().unwrap();
     assert!(succeeded(&version).contains(VERSION));
-    for file in ["bin/weft-agent", "share/man/man1/weft.1", "share/zsh/site-functions/_weft"] {
+    for file in ["share/man/man1/weft.1", "share/zsh/site-functions/_weft"] {
         assert!(prefix.path().join(file).is_file(), "{file}");
     }
+    the_example_runs(prefix.path());
     // From a directory, over what is there.
     succeeded(&install(release.path(), &release.path().display().to_string(), prefix.path(), &[]));
 

@@ -27,8 +27,10 @@ use super::{
 /// Packages whose programs are shipped.
 const SHIPPED: [&str; 6] = ["weft-agent", "weft-cli", "weft-control-plane", "weft-examples", "weft-proxy", "weft-viz"];
 
-/// The programs in the archive: `weft`, and what `weft sandbox` starts.
-const IN_ARCHIVE: [&str; 4] = ["weft", "weft-agent", "weft-control-plane", "weft-proxy"];
+/// The programs in the archive: `weft`, what `weft sandbox` starts, and those of the example.
+const IN_ARCHIVE: [&str; 6] = ["weft", "weft-agent", "weft-client", "weft-control-plane", "weft-echo", "weft-proxy"];
+/// The manifests of the example for a sandbox, in the repository and in the archive.
+const EXAMPLE: &str = "examples/mesh";
 /// The script that installs the archive, in the repository and beside the archive.
 const SCRIPT: &str = "install.sh";
 /// What a signature is for: one of something else by the same key says nothing about a release.
@@ -73,12 +75,12 @@ pub(super) fn bills_of_materials(workspace: &Workspace, dist: &Path) -> Result<V
 }
 
 /// Writes the archive of the command line, as the script that installs it expects it, and that script: programs below
-/// `bin`, and the completions and manual pages that `weft` itself prints.
+/// `bin`, the completions and manual pages that `weft` itself prints, and the manifests of an example.
 ///
 /// # Errors
 /// When a program is missing or fails.
 pub(super) fn command_line(workspace: &Workspace, programs: &Programs, dist: &Path) -> Result<Vec<PathBuf>> {
-    let parts = ["bin", "completions", "man"].map(|part| dist.join(part));
+    let parts = ["bin", "completions", "man", EXAMPLE].map(|part| dist.join(part));
     for part in &parts {
         // What is no longer made would stay.
         if part.exists() {
@@ -86,7 +88,7 @@ pub(super) fn command_line(workspace: &Workspace, programs: &Programs, dist: &Pa
         }
         fs::create_dir_all(part).with_context(|| format!("create {}", part.display()))?;
     }
-    let [bin, completions, man] = parts;
+    let [bin, completions, man, example] = parts;
     let mut written = Vec::new();
     for name in IN_ARCHIVE {
         let stripped = super::strip(workspace, programs.processor(), &programs.path(name))?;
@@ -104,6 +106,13 @@ pub(super) fn command_line(workspace: &Workspace, programs: &Programs, dist: &Pa
     command::run(programs.command(&weft)?.arg("man").arg(&man))?;
     for page in fs::read_dir(&man).with_context(|| format!("list {}", man.display()))? {
         written.push(page?.path());
+    }
+    let manifests = workspace.root.join(EXAMPLE);
+    for manifest in fs::read_dir(&manifests).with_context(|| format!("list {}", manifests.display()))? {
+        let manifest = manifest?;
+        let path = example.join(manifest.file_name());
+        fs::copy(manifest.path(), &path).with_context(|| format!("write {}", path.display()))?;
+        written.push(path);
     }
     let archive = dist.join(format!("weft-linux-{}.tar.gz", programs.processor().debian()));
     fs::write(&archive, pack(dist, &written)?).with_context(|| format!("write {}", archive.display()))?;
