@@ -1,4 +1,4 @@
-//! `weft dashboard`: the mesh in a browser, on a loopback port, with the rights of the person who started it.
+//! `weft dashboard`: the mesh in a browser, on a port of this machine, with the rights of the person who started it.
 //!
 //! ```text
 //! browser ──> [server] ──┬─ stat, edges, tap..  ──> weft-viz, else an engine in this process, which reads the proxies
@@ -10,7 +10,7 @@ mod kernel;
 mod server;
 
 use std::{
-    net::{Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     process::{Command, Stdio},
     sync::Arc,
     time::Duration,
@@ -46,17 +46,24 @@ const WATCHES: usize = 16;
   weft dashboard                       opens a browser
   weft dashboard --show url            prints the address alone
   weft dashboard --port 0              at a free port
+  weft dashboard --address 10.0.0.5    for other machines, too
   weft dashboard --sandbox other       of a sandbox of this host
 
-It listens on 127.0.0.1 alone, until Ctrl-C. The address contains a key, without which nothing is answered. What the page shows of
+It listens on 127.0.0.1, or on --address, until Ctrl-C. The address contains a key, without which nothing is answered. What the page shows of
 requests comes from weft-viz, if the cluster has it, else from the proxies by port-forward; verdicts and explanations come from the agents, with your rights. On another machine: ssh -L 50750:127.0.0.1:50750 HOST.")]
 pub(crate) struct DashboardArgs {
     /// The port to listen on; 0: a free one
     #[arg(short, long, default_value_t = PORT)]
     port: u16,
+    /// The address to listen on. From another one than 127.0.0.1, others can ask with the key, over plain HTTP
+    #[arg(long, value_name = "IP", default_value = "127.0.0.1", value_parser = address)]
+    address: IpAddr,
     /// Open a browser, or print the address alone
     #[arg(long, value_enum, default_value_t = Show::Browser)]
     show: Show,
+    /// Linkerd's: accepted with a note, there is no component to wait for.
+    #[arg(long, value_name = "TIME", hide = true, value_parser = output::duration)]
+    wait: Option<Duration>,
     #[command(flatten)]
     source: SourceArgs,
 }
@@ -71,17 +78,25 @@ enum Show {
 }
 
 pub(crate) async fn execute(args: DashboardArgs) -> Result<()> {
+    if args.wait.is_some() {
+        output::note("--wait has no effect: the dashboard is this program, and needs no component to become ready");
+    }
     let network = args.source.mesh.network().await?;
     let place = Place::from(network.clone());
     let source = args.source.open(network, PACE).await?;
-    let wanted = SocketAddr::from((Ipv4Addr::LOCALHOST, args.port));
+    let wanted = SocketAddr::from((args.address, args.port));
     let listener = TcpListener::bind(wanted)
         .await
         .with_context(|| format!("listen on {wanted}; is another dashboard running? `--port 0` takes a free port"))?;
     let port = listener.local_addr().context("read the port")?.port();
     let key = page::new_key();
-    let url = format!("http://127.0.0.1:{port}/#key={key}");
+    let url = format!("http://{}/#key={key}", SocketAddr::from((reached_at(args.address), port)));
     output::line(&url)?;
+    if !args.address.is_loopback() {
+        output::note(&format!(
+            "every client that reaches {wanted} and has the key sees what you may see; what is sent is not encrypted"
+        ));
+    }
     if args.show == Show::Browser {
         match open_browser(&url) {
             Ok(()) => output::note("the dashboard is open in a browser; Ctrl-C ends it"),
@@ -93,6 +108,21 @@ pub(crate) async fn execute(args: DashboardArgs) -> Result<()> {
         result = server::serve(listener, Guard::new(port, key), Arc::clone(&dashboard)) => result,
         () = dashboard.source.run() => bail!("the collection of metrics ended"),
         _ = tokio::signal::ctrl_c() => Ok(()),
+    }
+}
+
+/// Linkerd's default is a name.
+fn address(text: &str) -> Result<IpAddr, String> {
+    let text = if text == "localhost" { "127.0.0.1" } else { text };
+    text.parse().map_err(|_| format!("`{text}` is not an IP address: expected e.g. 127.0.0.1, 0.0.0.0 or ::1"))
+}
+
+/// Where this machine reaches what listens on an address.
+fn reached_at(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(address) if address.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(address) if address.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        address => address,
     }
 }
 
@@ -276,6 +306,14 @@ impl<'a> From<&'a Pod> for PodRow<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_that_names_no_machine_is_reached_at_its_own() {
+        for (given, reached) in [("localhost", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("::2", "::2")] {
+            assert_eq!(reached_at(address(given).unwrap()).to_string(), reached);
+        }
+        assert!(address("devbox").unwrap_err().contains("not an IP address"));
+    }
 
     #[test]
     fn every_system_has_a_program_that_opens_addresses() {

@@ -1,4 +1,4 @@
-//! The HTTP server of the dashboard on a loopback port: limits of connections, of questions and of what one may cost.
+//! The HTTP server of the dashboard: limits of connections, of questions and of what one may cost.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 

@@ -33,15 +33,19 @@ const MARKUP: &str = "<img src=q>";
 /// A dashboard of the mesh, at a free port.
 struct Dashboard {
     _process: Process,
-    /// `http://127.0.0.1:PORT`.
+    /// `http://ADDRESS:PORT`.
     origin: String,
     key: String,
 }
 
 impl Dashboard {
     async fn of(mesh: &Mesh) -> Self {
+        Self::at(mesh, "localhost").await
+    }
+
+    async fn at(mesh: &Mesh, address: &str) -> Self {
         let mut command = Command::new(binaries::directory().unwrap().join("weft"));
-        command.args(["dashboard", "--port", "0", "--show", "url", "--sandbox", mesh.name()]);
+        command.args(["dashboard", "--port", "0", "--show", "url", "--sandbox", mesh.name(), "--address", address]);
         let process = Process::start(&mut command, patience());
         process.says("#key=").await;
         let line = process.lines("#key=").remove(0);
@@ -270,11 +274,13 @@ fn a_tap_without_pods_says_so() {
     });
 }
 
-/// Without the key, with a wrong one, and after the end of `weft dashboard`, the page says what to do.
+/// Without the key, with a wrong one, and after the end of `weft dashboard`, the page says what to do; and it is where
+/// `--address` says.
 #[test]
 fn a_page_that_cannot_ask_says_what_to_do() {
     MESH.test(async |mesh| {
-        let dashboard = Dashboard::of(mesh).await;
+        let dashboard = Dashboard::at(mesh, "127.0.0.2").await;
+        assert!(dashboard.origin.starts_with("http://127.0.0.2:"), "{}", dashboard.origin);
         let mut browser = Browser::start().await.unwrap();
         browser.open(&dashboard.origin, "/#key=wrong").await.unwrap();
         browser

@@ -1,12 +1,14 @@
-//! Who may ask on a loopback port: the page that has the key, and no other site that a browser of this machine shows.
+//! Who may ask on the port of the dashboard: the page that has the key, and no other site that a browser shows.
 //!
-//! - **Host**: a name that somebody made point at 127.0.0.1 (DNS rebinding) is refused.
-//! - **Origin**: a browser says which site asks; another one is refused.
+//! - **Host**: a name that somebody made point at this machine (DNS rebinding) is refused; an address is no name.
+//! - **Origin**: a browser says which site asks; another one than that of the page is refused.
 //! - **Key**: random for each run, in the part of the address that browsers do not send; the page sends it with every
 //!   question in a header that other sites cannot set. It also keeps other users of this machine out.
 
+use std::net::IpAddr;
+
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
-use http::{HeaderMap, Response, StatusCode, header};
+use http::{HeaderMap, Response, StatusCode, header, uri::Authority};
 
 use super::{Body, failure};
 
@@ -21,14 +23,23 @@ pub fn new_key() -> String {
 /// What a request has to bring.
 #[derive(Clone, Debug)]
 pub struct Guard {
-    hosts: [String; 3],
+    port: u16,
     key: String,
 }
 
 impl Guard {
-    /// A guard of the page on this port of the loopback addresses.
+    /// A guard of the page on this port.
     pub fn new(port: u16, key: String) -> Self {
-        Self { hosts: ["127.0.0.1", "localhost", "[::1]"].map(|name| format!("{name}:{port}")), key }
+        Self { port, key }
+    }
+
+    /// Whether this is `localhost` or an address, with the port.
+    fn is_own(&self, host: &str) -> bool {
+        let Ok(authority) = host.parse::<Authority>() else { return false };
+        let name = authority.host().trim_start_matches('[').trim_end_matches(']');
+        // Browsers leave the port of HTTP out.
+        let port = authority.port_u16().unwrap_or(80);
+        port == self.port && (name == "localhost" || name.parse::<IpAddr>().is_ok())
     }
 
     /// Admits a request for the page itself, which is no secret.
@@ -37,11 +48,10 @@ impl Guard {
     /// The answer that refuses it.
     #[expect(clippy::result_large_err, reason = "it is sent as it is")]
     pub fn admit_page(&self, headers: &HeaderMap) -> Result<(), Response<Body>> {
-        let host = only(headers, &header::HOST);
-        if host.is_some_and(|host| self.hosts.iter().any(|known| known == host)) {
+        if only(headers, &header::HOST).is_some_and(|host| self.is_own(host)) {
             return Ok(());
         }
-        let message = format!("the dashboard is at http://{}; this address is another", self.hosts[0]);
+        let message = format!("the dashboard answers to `localhost` or an IP address, with the port {}", self.port);
         Err(failure(StatusCode::MISDIRECTED_REQUEST, &message))
     }
 
@@ -54,7 +64,7 @@ impl Guard {
         self.admit_page(headers)?;
         if headers.contains_key(header::ORIGIN) {
             let origin = only(headers, &header::ORIGIN).and_then(|origin| origin.strip_prefix("http://"));
-            if !origin.is_some_and(|origin| self.hosts.iter().any(|known| known == origin)) {
+            if origin.is_none() || origin != only(headers, &header::HOST) {
                 return Err(failure(StatusCode::FORBIDDEN, "another site asks"));
             }
         }
@@ -104,6 +114,9 @@ mod tests {
             ("127.0.0.1:50750", Some("http://127.0.0.1:50750"), "key", None),
             ("localhost:50750", Some("http://localhost:50750"), "key", None),
             ("[::1]:50750", None, "key", None),
+            ("192.0.2.1:50750", Some("http://192.0.2.1:50750"), "key", None),
+            ("[2001:db8::1]:50750", Some("http://[2001:db8::1]:50750"), "key", None),
+            ("127.0.0.1:50750", Some("http://192.0.2.1:50750"), "key", Some(StatusCode::FORBIDDEN)),
             ("127.0.0.1:50750", None, "", Some(StatusCode::UNAUTHORIZED)),
             ("127.0.0.1:50750", None, "kez", Some(StatusCode::UNAUTHORIZED)),
             ("127.0.0.1:50750", None, "keyy", Some(StatusCode::UNAUTHORIZED)),
@@ -111,11 +124,19 @@ mod tests {
             ("127.0.0.1:50750", Some("http://127.0.0.1:8080"), "key", Some(StatusCode::FORBIDDEN)),
             ("127.0.0.1:50750", Some("null"), "key", Some(StatusCode::FORBIDDEN)),
             ("evil.example.org:50750", None, "key", Some(StatusCode::MISDIRECTED_REQUEST)),
+            ("127.0.0.1.example.org:50750", None, "key", Some(StatusCode::MISDIRECTED_REQUEST)),
             ("127.0.0.1:50751", None, "key", Some(StatusCode::MISDIRECTED_REQUEST)),
+            ("127.0.0.1", None, "key", Some(StatusCode::MISDIRECTED_REQUEST)),
         ] {
             let refused = guard.admit_question(&question(host, origin, key)).err().map(|answer| answer.status());
             assert_eq!(refused, expected, "{host} {origin:?} {key}");
         }
+    }
+
+    #[test]
+    fn the_port_of_http_is_left_out() {
+        let guard = Guard::new(80, "key".to_owned());
+        assert!(guard.admit_question(&question("127.0.0.1", Some("http://127.0.0.1"), "key")).is_ok());
     }
 
     #[test]
