@@ -90,6 +90,9 @@ struct PointlessArgs {
     /// Accepted with a warning: everything is asked through the API server
     #[arg(long, value_name = "HOST:PORT")]
     api_addr: Option<String>,
+    /// Accepted with a warning: a check compares the versions that there are
+    #[arg(long, value_name = "VERSION")]
+    cli_version_override: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -125,14 +128,16 @@ pub(super) struct Scope {
 impl CheckArgs {
     /// Why flags that were given have no effect.
     pub(super) fn warnings(&self) -> Vec<String> {
-        let PointlessArgs { linkerd_cni_enabled, cni_namespace, api_addr } = &self.pointless;
+        let PointlessArgs { linkerd_cni_enabled, cni_namespace, api_addr, cli_version_override } = &self.pointless;
         let agent = "Weft has no CNI plugin; its node agent redirects, which the category weft-agent checks";
         let api =
             "weft check asks through the API server; `weft diagnostics --api-addr` asks the control plane directly";
+        let version = "versions are compared as they are; `--expected-version` says which one they should have";
         let rows = [
             ("--linkerd-cni-enabled", *linkerd_cni_enabled, agent),
             ("--cni-namespace", cni_namespace.is_some(), agent),
             ("--api-addr", api_addr.is_some(), api),
+            ("--cli-version-override", cli_version_override.is_some(), version),
         ];
         let given = rows.into_iter().filter(|(_, given, _)| *given);
         given.map(|(flag, _, why)| format!("{flag} has no effect: {why}")).collect()
@@ -217,11 +222,12 @@ mod tests {
     #[test]
     fn flags_without_effect_say_what_takes_their_place() {
         assert_eq!(parse(&["--expected-version", "0.1.0", "--verbose"]).unwrap().warnings(), Vec::<String>::new());
-        let args = parse(&["--pre", "--linkerd-cni-enabled", "--cni-namespace", "cni", "--api-addr", "127.0.0.1:8086"]);
-        let [enabled, namespace, address] = args.unwrap().warnings().try_into().unwrap();
+        let flags = ["--linkerd-cni-enabled", "--cni-namespace=cni", "--api-addr=a:1", "--cli-version-override=1"];
+        let [enabled, namespace, address, version] = parse(&flags).unwrap().warnings().try_into().unwrap();
         assert!(enabled.starts_with("--linkerd-cni-enabled has no effect") && enabled.contains("node agent"));
         assert!(namespace.starts_with("--cni-namespace has no effect") && namespace.contains("weft-agent"));
         assert!(address.starts_with("--api-addr has no effect") && address.contains("weft diagnostics"));
+        assert!(version.starts_with("--cli-version-override has no effect") && version.contains("--expected-version"));
     }
 
     #[test]
