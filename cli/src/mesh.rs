@@ -18,7 +18,7 @@ use k8s_openapi::api::{
     coordination::v1::Lease,
     core::v1::{Node, Pod},
 };
-use kube::{Api, Resource, ResourceExt as _, api::ListParams};
+use kube::{Api, Resource, ResourceExt, api::ListParams};
 use serde::de::DeserializeOwned;
 use weft_k8s_api::labels;
 use weft_proto::agent::StatusResponse;
@@ -45,6 +45,7 @@ pub(crate) struct Mesh {
     pub(crate) nodes: Fetched<Vec<Node>>,
     /// Deployments of the control plane, whatever their names.
     pub(crate) deployments: Fetched<Vec<Deployment>>,
+    /// Of its agents.
     pub(crate) daemon_set: Fetched<Option<DaemonSet>>,
     /// Pods of the control plane, and of agents.
     pub(crate) control_pods: Fetched<Vec<Pod>>,
@@ -76,29 +77,46 @@ impl Mesh {
         let client = || cluster.client.clone();
         let every = ListParams::default();
         let component = ListParams::default().labels(labels::CONTROL_PLANE_COMPONENT);
-        let meshed = ListParams::default().labels(&format!("{}={control}", labels::CONTROL_PLANE_NS));
+        let of_agents = ListParams::default().labels(agent::SELECTOR);
+        let with_proxy = ListParams::default().labels(labels::CONTROL_PLANE_NS);
         let pods = match namespace {
             Some(namespace) => Api::<Pod>::namespaced(client(), namespace),
             None => Api::all(client()),
         };
         let leases = Api::<Lease>::namespaced(client(), control);
-        let daemon_sets = Api::<DaemonSet>::namespaced(client(), control);
         let with_agents = async {
             let pods = list(Api::<Pod>::namespaced(client(), control), &component).await;
             let agents: Vec<Pod> = pods.iter().flatten().filter(|pod| is_agent(pod)).cloned().collect();
             let agents = join_all(agents.into_iter().map(|pod| ask(cluster, pod))).await;
             (pods, agents)
         };
-        let (nodes, deployments, daemon_set, (control_pods, agents), lease, meshed) = join!(
+        let (nodes, deployments, daemon_sets, (control_pods, agents), lease, meshed) = join!(
             list(Api::<Node>::all(client()), &every),
             list(Api::<Deployment>::namespaced(client(), control), &component),
-            within(ANSWER, daemon_sets.get_opt(agent::DAEMON_SET)),
+            list(Api::<DaemonSet>::namespaced(client(), control), &of_agents),
             with_agents,
             within(ANSWER, leases.get_opt(labels::ENDPOINT_WRITE_LEASE)),
-            list(pods, &meshed),
+            list(pods, &with_proxy),
         );
-        let meshed = meshed.map(|pods| pods.into_iter().filter(|pod| pods::proxy_container(pod).is_some()).collect());
-        Self { namespace: control.to_owned(), nodes, deployments, daemon_set, control_pods, lease, agents, meshed }
+        let daemon_set = daemon_sets.map(|found| found.into_iter().next());
+        let namespace = control.to_owned();
+        let mut mesh = Self { namespace, nodes, deployments, daemon_set, control_pods, lease, agents, meshed };
+        let of_every_mesh = mesh.is_agent_alone();
+        if let Ok(pods) = &mut mesh.meshed {
+            let is_ours = |pod: &Pod| pod.labels().get(labels::CONTROL_PLANE_NS).is_some_and(|found| found == control);
+            pods.retain(|pod| (of_every_mesh || is_ours(pod)) && pods::proxy_container(pod).is_some());
+        }
+        mesh
+    }
+
+    /// Whether there are agents for Linkerd, whose control plane is elsewhere, and no control plane of Weft.
+    pub(crate) fn is_agent_alone(&self) -> bool {
+        self.daemon_set.iter().flatten().any(other_agent::is_alone)
+    }
+
+    /// The name of the agents' DaemonSet.
+    pub(crate) fn daemon_set_name(&self) -> String {
+        self.daemon_set.iter().flatten().next().map_or_else(|| agent::DAEMON_SET.to_owned(), ResourceExt::name_any)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use kube::{
-    Api, ResourceExt as _,
+    Api, ResourceExt,
     api::{ListParams, PartialObjectMeta},
 };
 
@@ -15,6 +15,11 @@ use crate::{
 
 /// The label that objects of the chart weft-agent have, and those of weft-control-plane do not.
 const ALONE: &str = "linkerd.io/cni-resource";
+
+/// Whether a DaemonSet of Weft's agent serves Linkerd, without a control plane of Weft.
+pub(super) fn is_alone(daemon_set: &impl ResourceExt) -> bool {
+    daemon_set.labels().contains_key(ALONE)
+}
 
 /// A DaemonSet of Weft's agent beside the one of the mesh in question.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +48,7 @@ impl OtherAgent {
             namespace: found.namespace().unwrap_or_default(),
             name: found.name_any(),
             release: found.annotations().get(HELM_RELEASE).cloned(),
-            is_alone: found.labels().contains_key(ALONE),
+            is_alone: is_alone(found),
         }
     }
 

@@ -28,6 +28,7 @@ pub(super) fn of_cluster(mesh: &Mesh, agents: &[AgentRow], rows: &[PodRow], now:
     unanswered(mesh, &mut found);
     nodes_without_agent(mesh, &mut found);
     of_agents(&mesh.namespace, agents, &mut found);
+    several_versions(mesh, agents, &mut found);
     of_control_plane(mesh, &mut found);
     of_lease(mesh, now, &mut found);
     of_pods(rows, &mut found);
@@ -152,19 +153,23 @@ pub(super) fn of_agents(namespace: &str, agents: &[AgentRow], found: &mut Vec<Pr
             ));
         }
     }
+}
+
+fn several_versions(mesh: &Mesh, agents: &[AgentRow], found: &mut Vec<Problem>) {
     let distinct = |of: fn(&AgentRow) -> &String| -> BTreeSet<&String> {
         agents.iter().filter(|agent| agent.error.is_none()).map(of).collect()
     };
     if distinct(|agent| &agent.version).len() > 1 || distinct(|agent| &agent.programs).len() > 1 {
-        let object = format!("DaemonSet {namespace}/weft-agent");
-        let remedy = format!("kubectl -n {namespace} rollout status daemonset/weft-agent");
+        let (namespace, daemon_set) = (&mesh.namespace, mesh.daemon_set_name());
+        let object = format!("DaemonSet {namespace}/{daemon_set}");
+        let remedy = format!("kubectl -n {namespace} rollout status daemonset/{daemon_set}");
         found.push(Problem::new(object, "agents of several versions run side by side", remedy));
     }
 }
 
 fn of_control_plane(mesh: &Mesh, found: &mut Vec<Problem>) {
     let no_deployment = mesh.deployments.as_ref().is_ok_and(Vec::is_empty);
-    if no_deployment {
+    if no_deployment && !mesh.is_agent_alone() {
         let object = format!("Namespace {}", mesh.namespace);
         found.push(Problem::new(
             object,
@@ -323,6 +328,20 @@ mod tests {
             &Report::of_cluster(&mesh(agents, Vec::new()), now()),
             &[("DaemonSet linkerd/weft-agent", "several versions")],
         );
+    }
+
+    #[test]
+    fn agents_for_linkerd_need_no_control_plane_beside_them() {
+        let mut mesh = mesh(vec![agent("a", Ok(status(Vec::new())))], Vec::new());
+        mesh.deployments = Ok(Vec::new());
+        mesh.lease = Ok(None);
+        check(&Report::of_cluster(&mesh, now()), &[("Namespace linkerd", "no control plane")]);
+        let daemon_set = &mut mesh.daemon_set.as_mut().unwrap().as_mut().unwrap().metadata;
+        daemon_set.name = Some("linkerd-cni".into());
+        daemon_set.labels = Some([("linkerd.io/cni-resource".into(), "true".into())].into());
+        let report = Report::of_cluster(&mesh, now());
+        check(&report, &[]);
+        assert_eq!(report.control_plane.unwrap().components[0].name, "linkerd-cni");
     }
 
     #[test]

@@ -12,7 +12,6 @@ use super::{
     rows::{AgentRow, PodRow, agent_of_cluster, pod_rows},
 };
 use crate::{
-    agent::DAEMON_SET,
     mesh::{Mesh, is_agent, pods},
     problem::Problem,
 };
@@ -94,7 +93,7 @@ fn components(mesh: &Mesh) -> Vec<Component> {
     if let Ok(Some(daemon_set)) = &mesh.daemon_set {
         let status = daemon_set.status.as_ref();
         components.push(Component {
-            name: DAEMON_SET.to_owned(),
+            name: daemon_set.name_any(),
             ready: status.map_or(0, |status| status.number_ready),
             total: status.map_or(0, |status| status.desired_number_scheduled),
             versions: versions(mesh.agents.iter().map(|agent| &agent.pod)),

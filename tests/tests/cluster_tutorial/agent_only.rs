@@ -1,7 +1,7 @@
 //! The agent without Weft's control plane: a pod as Linkerd's injector makes it with `cniEnabled` gets past its network
 //! validator, and an application of such pods comes and leaves under load.
 
-use std::time::Duration;
+use std::{process::Stdio, time::Duration};
 
 use anyhow::ensure;
 use serde_json::{Value, json};
@@ -42,6 +42,7 @@ pub(super) fn network_validator_succeeds(world: &mut World) {
         anyhow::Ok(report.failures)
     };
     assert_eq!(failures(world).unwrap(), 0);
+    is_shown(world);
 
     if let Some(migration) = &mut migration {
         migration.there_and_back(world);
@@ -58,6 +59,27 @@ pub(super) fn network_validator_succeeds(world: &mut World) {
         migration.finish(world);
     }
     world.cluster.kubectl(&["delete", "namespace", NAMESPACE, APPLICATIONS, "--wait=false"]).unwrap();
+}
+
+/// `weft` finds the agent in its namespace.
+fn is_shown(world: &World) {
+    let of_pod = ["-L", NAMESPACE, "-n", APPLICATIONS, "-o", "json", "web"];
+    let explained = world.weft(&[&["explain"], &of_pod[..], &[NOWHERE]].concat()).unwrap();
+    let explained: Value = serde_json::from_str(&explained).unwrap();
+    assert_eq!(explained["verdict"], "redirect", "{explained:#}");
+    let status = world.weft(&["status", "-L", NAMESPACE, "-n", APPLICATIONS, "-o", "json"]).unwrap();
+    let status: Value = serde_json::from_str(&status).unwrap();
+    let pods = status["pods"].as_array().unwrap();
+    assert!(pods.iter().any(|pod| pod["name"] == "web" && pod["state"] == "enrolled"), "{status:#}");
+
+    let mut trace = world.cluster.command("weft");
+    trace.arg("trace").args(of_pod).args(["--count", "1", "--timeout", "60s"]).stdout(Stdio::piped());
+    let mut trace = trace.spawn().unwrap();
+    while trace.try_wait().unwrap().is_none() {
+        let _ = world.cluster.client(APPLICATIONS, "web", &["http1", "--target", NOWHERE, "--timeout", "1s"]);
+    }
+    let event: Value = serde_json::from_slice(&trace.wait_with_output().unwrap().stdout).unwrap();
+    assert_eq!(event["verdict"], "redirect", "{event:#}");
 }
 
 /// The order of containers is Linkerd's. Its validator listens on the proxy's port itself, which takes a container of
