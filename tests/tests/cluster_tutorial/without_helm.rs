@@ -1,5 +1,5 @@
-//! The mesh of `weft install`, without helm: pods of `weft inject --manual` are in it, except on the ports that its
-//! flags exclude, and `weft uninstall` leaves nothing.
+//! The mesh of `weft install`, without helm: pods of `weft inject` are in it, except on the ports that its flags
+//! exclude, and `weft uninstall` leaves nothing.
 
 use std::{io::Write as _, time::Duration};
 
@@ -32,11 +32,12 @@ pub(super) fn installs_injects_and_removes(world: &mut World) {
     world.cluster.rolled_out(MESH, "ds/weft-agent").unwrap();
 
     world.cluster.kubectl(&["create", "namespace", NAMESPACE]).unwrap();
-    start(world, "server", &[]);
+    start(world, "server", &["--manual"]);
     // Of the Service, and of its pods.
-    start(world, "opaque", &["--opaque-ports", &format!("80,{}", workloads::PORT)]);
+    start(world, "opaque", &["--manual", "--opaque-ports", &format!("80,{}", workloads::PORT)]);
+    // The cluster's injector adds this one's.
     start(world, "client", &[]);
-    start(world, "around", &["--skip-outbound-ports", "80"]);
+    start(world, "around", &["--manual", "--skip-outbound-ports", "80"]);
     for name in ["server", "opaque", "client", "around"] {
         world.cluster.rolled_out(NAMESPACE, &format!("deploy/{name}")).unwrap();
     }
@@ -75,16 +76,30 @@ pub(super) fn installs_injects_and_removes(world: &mut World) {
 }
 
 /// `weft upgrade` with another setting of redirection restarts what reads it, and the running pods stay in the mesh.
-/// Nothing is left for `weft prune`.
+/// What the next one leaves out is deleted by `weft prune`, and nothing else.
 fn upgraded(world: &World) {
-    let upgrade = world.weft(&["upgrade", "--set", "proxyInit.ignoreOutboundPorts=4567"]).unwrap();
-    world.cluster.apply(&upgrade).unwrap();
+    let settings = "proxyInit.ignoreOutboundPorts=4567,enablePodDisruptionBudget=true";
+    world.cluster.apply(&world.weft(&["upgrade", "--set", settings]).unwrap()).unwrap();
     world.cluster.rolled_out(MESH, "ds/weft-agent").unwrap();
     world.cluster.rolled_out(MESH, "deploy/linkerd-proxy-injector").unwrap();
     let values = world.cluster.kubectl(&["-n", MESH, "get", "configmap", "linkerd-config", "-o", "yaml"]).unwrap();
     assert!(values.contains(r#"ignoreOutboundPorts: "4567""#), "{values}");
     let report = requests(world, "client", "server");
     assert_vouched_for(&report, IDENTITY);
+    assert_eq!(world.weft(&["prune"]).unwrap().trim(), "");
+
+    let budgets = || {
+        let names = world.cluster.kubectl(&["-n", MESH, "get", "poddisruptionbudgets", "-o", "name"]).unwrap();
+        names.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(budgets().len(), COMPONENTS.len());
+    let upgrade = world.weft(&["upgrade", "--set", "enablePodDisruptionBudget=false"]).unwrap();
+    world.cluster.apply(&upgrade).unwrap();
+    let pruned = world.weft(&["prune"]).unwrap();
+    let kinds: Vec<_> = pruned.lines().filter_map(|line| line.strip_prefix("kind: ")).collect();
+    assert_eq!(kinds, ["PodDisruptionBudget"; COMPONENTS.len()], "{pruned}");
+    world.cluster.delete(&pruned).unwrap();
+    assert_eq!(budgets(), Vec::<String>::new());
     assert_eq!(world.weft(&["prune"]).unwrap().trim(), "");
 }
 
@@ -105,7 +120,7 @@ fn without_a_proxy(world: &World, name: &str) {
         .unwrap();
 }
 
-/// Starts a workload with a proxy that `weft inject --manual` adds, and a Service in front of it.
+/// Starts a workload with a proxy that `weft inject` adds, or asks for, and a Service in front of it.
 fn start(world: &World, name: &str, flags: &[&str]) {
     let labels = json!({"app": name});
     let mut container = workloads::server();
@@ -120,9 +135,8 @@ fn start(world: &World, name: &str, flags: &[&str]) {
         "spec": {"selector": labels, "ports": [{"name": "http", "port": 80, "targetPort": workloads::PORT}]}});
     let list = json!({"apiVersion": "v1", "kind": "List", "items": [service, deployment]});
     let manifest = file_of(&list.to_string());
-    let inject = [&["inject", "--manual", manifest.path().to_str().unwrap()], flags].concat();
-    let injected = world.weft(&inject).unwrap();
-    assert!(injected.contains("linkerd-proxy"), "no proxy was added: {injected}");
+    let injected = world.weft(&[&["inject", manifest.path().to_str().unwrap()], flags].concat()).unwrap();
+    assert_eq!(injected.contains("linkerd-proxy"), flags.contains(&"--manual"), "{injected}");
     world.cluster.apply(&injected).unwrap();
 }
 
