@@ -12,14 +12,7 @@ mod exec;
 mod forward;
 mod proxy;
 
-use std::{
-    env,
-    error::Error,
-    ffi::{OsStr, OsString},
-    io,
-    path::PathBuf,
-    time::Duration,
-};
+use std::{env, error::Error, ffi::OsString, io, path::PathBuf, time::Duration};
 
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
@@ -29,6 +22,7 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 use tracing_subscriber::{EnvFilter, fmt::format::FmtSpan};
+use weft_k8s_api::kubeconfig;
 
 /// Deadline for connecting to the API server: long enough for a distant one, short enough to wait for.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -136,10 +130,10 @@ impl ClusterArgs {
     pub(crate) fn kubeconfig(&self) -> Result<Kubeconfig, KubeconfigError> {
         let read = match (&self.kubeconfig, files_of_environment()) {
             (Some(file), _) => Kubeconfig::read_from(file),
-            (None, Some(files)) => merged(&files),
+            (None, Some(files)) => kubeconfig::read(&files).map_err(|error| error.source),
             (None, None) => Kubeconfig::read(),
         };
-        read.map(without_empty_context)
+        read.map(kubeconfig::without_empty_context)
     }
 
     async fn read_config(&self) -> Result<Config, KubeconfigError> {
@@ -155,25 +149,6 @@ impl ClusterArgs {
 
 fn files_of_environment() -> Option<OsString> {
     env::var_os("KUBECONFIG").filter(|files| !files.is_empty())
-}
-
-/// The kubeconfig of the files in KUBECONFIG. As kubectl does, and unlike the client library, it skips those that do
-/// not exist.
-fn merged(files: &OsStr) -> Result<Kubeconfig, KubeconfigError> {
-    let mut merged = Kubeconfig::default();
-    for file in env::split_paths(files).filter(|file| !file.as_os_str().is_empty()) {
-        match Kubeconfig::read_from(file) {
-            Err(KubeconfigError::ReadConfig(error, _)) if error.kind() == io::ErrorKind::NotFound => {}
-            read => merged = merged.merge(without_empty_context(read?))?,
-        }
-    }
-    Ok(merged)
-}
-
-/// An empty name of the current context, which kubectl and kind leave when they remove one, names none.
-fn without_empty_context(mut kubeconfig: Kubeconfig) -> Kubeconfig {
-    kubeconfig.current_context = kubeconfig.current_context.filter(|name| !name.is_empty());
-    kubeconfig
 }
 
 /// Prints the client library's log on standard error.
@@ -244,23 +219,6 @@ mod tests {
         assert!(is_missing(&read(io::ErrorKind::NotFound)));
         assert!(!is_missing(&read(io::ErrorKind::PermissionDenied)));
         assert!(!is_missing(&KubeconfigError::LoadContext("other".to_owned())));
-    }
-
-    #[test]
-    fn files_that_do_not_exist_are_skipped_and_broken_ones_are_not() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = |name: &str| dir.path().join(name);
-        std::fs::write(file("west"), "current-context: west\n").unwrap();
-        std::fs::write(file("east"), "current-context: east\n").unwrap();
-        std::fs::write(file("unset"), "current-context: ''\n").unwrap();
-        std::fs::write(file("broken"), "current-context: [\n").unwrap();
-        let read = |names: &[&str]| merged(&env::join_paths(names.iter().map(|name| dir.path().join(name))).unwrap());
-        let current = |names: &[&str]| read(names).unwrap().current_context;
-        assert_eq!(current(&["none", "unset", "west", "none", "east"]).as_deref(), Some("west"));
-        assert_eq!(current(&["none"]), None);
-        let unset = ClusterArgs { kubeconfig: Some(file("unset")), ..ClusterArgs::default() };
-        assert_eq!(unset.kubeconfig().unwrap().current_context, None);
-        assert!(matches!(read(&["west", "broken"]), Err(KubeconfigError::Parse(_))));
     }
 
     #[tokio::test]

@@ -7,7 +7,6 @@
 pub(crate) mod events;
 
 use std::{
-    io,
     path::Path,
     pin::Pin,
     task::{Context, Poll},
@@ -24,11 +23,12 @@ use hyper_util::{
 use kube::{
     Client, Config,
     client::{Body, ConfigExt},
-    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
+    config::{KubeConfigOptions, Kubeconfig},
     runtime::watcher::{self, DefaultBackoff},
 };
 use tokio::time::Instant;
 use tower::{BoxError, Layer, Service, ServiceBuilder};
+use weft_k8s_api::kubeconfig;
 
 use crate::metrics::RequestMetrics;
 
@@ -91,7 +91,8 @@ pub(crate) fn next_pause(backoff: &mut DefaultBackoff) -> Duration {
 async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     let options = KubeConfigOptions::default();
     if let Some(paths) = kubeconfig {
-        return Config::from_custom_kubeconfig(read_kubeconfigs(paths)?, &options)
+        let read = kubeconfig::read(paths.as_os_str()).context("--kubeconfig")?;
+        return Config::from_custom_kubeconfig(read, &options)
             .await
             .with_context(|| format!("--kubeconfig {}", paths.display()));
     }
@@ -105,25 +106,6 @@ async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
              kubeconfig; name one with --kubeconfig, or read manifests with --dir"
         )
     })
-}
-
-/// As kubectl reads KUBECONFIG: of several files, those that do not exist are skipped, and the first one that defines a
-/// name counts.
-fn read_kubeconfigs(paths: &Path) -> anyhow::Result<Kubeconfig> {
-    let paths: Vec<_> = std::env::split_paths(paths).filter(|path| !path.as_os_str().is_empty()).collect();
-    let mut merged = Kubeconfig::default();
-    for path in &paths {
-        let read = match Kubeconfig::read_from(path) {
-            Err(KubeconfigError::ReadConfig(error, _))
-                if paths.len() > 1 && error.kind() == io::ErrorKind::NotFound =>
-            {
-                continue;
-            }
-            read => read.with_context(|| format!("--kubeconfig {}: not a kubeconfig", path.display()))?,
-        };
-        merged = merged.merge(read).with_context(|| format!("--kubeconfig {}", path.display()))?;
-    }
-    Ok(merged)
 }
 
 /// The client's stack: address, log and deadline, authentication, HTTP/1.1 over TLS that may be silent for that long.
@@ -212,17 +194,6 @@ mod tests {
     };
 
     use super::*;
-
-    #[test]
-    fn of_several_kubeconfigs_those_that_do_not_exist_are_skipped() {
-        let directory = tempfile::tempdir().unwrap();
-        let (none, config) = (directory.path().join("none"), directory.path().join("config"));
-        std::fs::write(&config, "current-context: west\n").unwrap();
-        let merged = read_kubeconfigs(Path::new(&std::env::join_paths([&none, &config]).unwrap())).unwrap();
-        assert_eq!(merged.current_context.as_deref(), Some("west"));
-        let error = read_kubeconfigs(&none).unwrap_err().to_string();
-        assert!(error.contains("none: not a kubeconfig"), "{error}");
-    }
 
     /// Answers the first request with the beginning of a list, and says no more; returns what it is asked next.
     async fn hang(listener: TcpListener) -> String {

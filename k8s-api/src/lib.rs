@@ -9,8 +9,8 @@
 //! types --crds--> the chart's custom resource definitions
 //! ```
 //!
-//! Everything here is a function from values to values; only [`manifest::load_dir`] and [`manifest::load_file`] read
-//! files. Nothing uses the network, the clock or the environment.
+//! Everything here is a function from values to values; only [`manifest::load_dir`], [`manifest::load_file`] and
+//! `kubeconfig` read files. Nothing uses the network, the clock or the environment.
 
 pub mod boolean;
 mod condition;
@@ -19,6 +19,8 @@ pub mod duration;
 mod expression;
 pub mod field;
 pub mod inject;
+#[cfg(feature = "kubeconfig")]
+pub mod kubeconfig;
 pub mod labels;
 pub mod manifest;
 pub mod names;

@@ -1,15 +1,13 @@
 //! The process: bind, start every task, serve, drain.
 
-use std::{io, path::Path, sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, anyhow};
-use kube::{
-    Client, Config,
-    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
-};
+use kube::{Client, Config, config::KubeConfigOptions};
 use tokio::net::TcpListener;
 use tonic::service::Routes;
 use tower::Service as _;
+use weft_k8s_api::kubeconfig;
 use weft_proto::viz::viz_server::VizServer;
 use weft_runtime::{
     admin::Admin,
@@ -111,9 +109,11 @@ async fn serve(listener: TcpListener, service: Service, watch: drain::Watch) -> 
 async fn connect(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
     let options = KubeConfigOptions::default();
     let mut config = match kubeconfig {
-        Some(paths) => Config::from_custom_kubeconfig(read_kubeconfigs(paths)?, &options)
-            .await
-            .with_context(|| format!("--kubeconfig {}", paths.display()))?,
+        Some(paths) => {
+            let read = kubeconfig::read(paths.as_os_str()).context("--kubeconfig")?;
+            let config = Config::from_custom_kubeconfig(read, &options).await;
+            config.with_context(|| format!("--kubeconfig {}", paths.display()))?
+        }
         None => match Config::incluster() {
             Ok(config) => config,
             Err(in_cluster) => Config::from_kubeconfig(&options).await.with_context(|| {
@@ -129,47 +129,4 @@ async fn connect(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
     // A connection that was idle is used again.
     config.reset_reader_on_write = true;
     Client::try_from(config).context("prepare the client of the Kubernetes API")
-}
-
-/// As kubectl reads KUBECONFIG: of several files, those that do not exist are skipped, and the first one that defines a
-/// name counts.
-fn read_kubeconfigs(paths: &Path) -> anyhow::Result<Kubeconfig> {
-    let paths: Vec<_> = std::env::split_paths(paths).filter(|path| !path.as_os_str().is_empty()).collect();
-    let mut merged = Kubeconfig::default();
-    for path in &paths {
-        let named = || format!("--kubeconfig {}", path.display());
-        match Kubeconfig::read_from(path) {
-            Err(KubeconfigError::ReadConfig(error, _))
-                if paths.len() > 1 && error.kind() == io::ErrorKind::NotFound => {}
-            read => merged = merged.merge(read.with_context(named)?).with_context(named)?,
-        }
-    }
-    Ok(merged)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn of_several_kubeconfigs_the_first_that_defines_a_name_counts() {
-        let directory = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| {
-            let path = directory.path().join(name);
-            std::fs::write(&path, text).unwrap();
-            path
-        };
-        let cluster = |server: &str| format!("clusters: [{{name: west, cluster: {{server: 'https://{server}'}}}}]\n");
-        let first = write("first", &format!("current-context: west\n{}", cluster("first")));
-        let contexts = "current-context: east\ncontexts: [{name: west, context: {cluster: west, user: jane}}]\n";
-        let second = write("second", &format!("{contexts}{}", cluster("second")));
-        let none = directory.path().join("none");
-        let paths = std::env::join_paths([Path::new(""), &none, &first, &second]).unwrap();
-        let merged = read_kubeconfigs(Path::new(&paths)).unwrap();
-        assert_eq!((merged.current_context.as_deref(), merged.contexts.len()), (Some("west"), 1));
-        let servers = merged.clusters.iter().map(|named| named.cluster.as_ref().unwrap().server.as_deref().unwrap());
-        assert_eq!(servers.collect::<Vec<_>>(), ["https://first"]);
-        let error = read_kubeconfigs(&none).unwrap_err().to_string();
-        assert!(error.contains("--kubeconfig") && error.ends_with("none"), "{error}");
-    }
 }
