@@ -42,7 +42,7 @@ pub(super) fn list(args: &ListArgs) -> Result<()> {
         return data.print(&states);
     }
     if states.is_empty() {
-        output::line("no sandbox runs here; start one with `weft sandbox run DIR`")?;
+        output::note("no sandbox runs here; start one with `weft sandbox run DIR`");
         return Ok(());
     }
     let mut table = output::table(["NAME", "PODS", "INTERCEPTION", "PID", "MANIFESTS"]);
