@@ -100,12 +100,15 @@ fn keep(mesh: Mesh) {
     let name = mesh.name().to_owned();
     let manifests = mesh.keep();
     println!("\nstill running; its manifests are in {} and may be edited", manifests.display());
-    println!("  see it    weft sandbox ps --sandbox {name}");
+    // What was just built is not in PATH.
+    let weft = std::env::current_exe().unwrap_or_default().with_file_name("weft");
+    let weft = weft.display();
+    println!("  see it    {weft} sandbox ps --sandbox {name}");
     println!(
-        "  reach it  weft sandbox exec --sandbox {name} shop/client -- weft-client http1 --target web.shop:80 --count 10"
+        "  reach it  {weft} sandbox exec --sandbox {name} shop/client -- weft-client http1 --target web.shop:80 --count 10"
     );
-    println!("  trace it  weft trace --sandbox {name}");
-    println!("  stop it   weft sandbox stop --sandbox {name} && rm -r {}", manifests.display());
+    println!("  trace it  {weft} trace --sandbox {name}");
+    println!("  stop it   {weft} sandbox stop --sandbox {name} && rm -r {}", manifests.display());
 }
 
 fn conclude(summary: &mut Summary, json: bool) -> anyhow::Result<ExitCode> {
