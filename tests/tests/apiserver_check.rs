@@ -1,5 +1,5 @@
-//! `weft check` of clusters that are broken in one way each: the first failure that a healthy installation does not
-//! have names what was broken.
+//! `weft check` of clusters that are broken in one way each: the first failure or warning that a healthy installation
+//! does not have names what was broken.
 //!
 //! The installation is real, but nothing runs: the API server has no nodes. What is not ready without nodes fails in
 //! every row and is left out.
@@ -107,7 +107,7 @@ impl Installed {
         found
     }
 
-    /// The failed checks in their order, each with its error.
+    /// The checks that failed or warn, in their order, each with its message.
     fn failures(&self, arguments: &[&str]) -> Vec<(String, String)> {
         let mut check = self.cluster.command("weft");
         let output = check
@@ -123,7 +123,7 @@ impl Installed {
         assert_eq!(output.status.success(), report["success"] == true, "the exit code is not that of {report:#}");
         let categories = report["categories"].as_array().unwrap().iter();
         let checks = categories.flat_map(|category| category["checks"].as_array().unwrap());
-        let failed = checks.filter(|check| check["result"] == "error");
+        let failed = checks.filter(|check| check["result"] != "success");
         let text = |value: &Value| value.as_str().unwrap().to_owned();
         failed.map(|check| (text(&check["description"]), text(&check["error"]))).collect()
     }
@@ -239,6 +239,21 @@ fn agent_alone() -> Value {
         "spec": {"selector": {"matchLabels": labels}, "template": template}})
 }
 
+/// A Service with this metadata beside its name.
+fn service(field: &str, name: &str, value: &str) -> Value {
+    let metadata = json!({"name": "weft-test-check", "namespace": "default", field: {name: value}});
+    json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": [{"port": 80}]}})
+}
+
+/// Two namespaces that claim to be of one extension.
+fn extensions() -> Value {
+    let labels = json!({"linkerd.io/extension": "viz"});
+    let namespace =
+        |name| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}});
+    let items = ["weft-test-viz", "weft-test-viz-2"].map(namespace);
+    json!({"apiVersion": "v1", "kind": "List", "items": items})
+}
+
 fn rows(root: &Root) -> Vec<Row> {
     let row = |name, broken, check, words| Row { name, arguments: INSTALLED, broken, check, words };
     let with = |name, arguments, broken, check, words| Row { name, arguments, broken, check, words };
@@ -330,6 +345,21 @@ fn rows(root: &Root) -> Vec<Row> {
                 "CustomResourceDefinition meshtlsauthentications.policy.linkerd.io",
                 "remedy: helm upgrade --install weft-crds",
             ],
+        ),
+        row(
+            "an old Gateway API",
+            edit(CLUSTER_WIDE, "customresourcedefinition/httproutes.gateway.networking.k8s.io", |it| {
+                it["metadata"]["annotations"]["gateway.networking.k8s.io/bundle-version"] = json!("v1.0.0");
+            }),
+            "Gateway API CRDs are of a known version",
+            &["httproutes.gateway.networking.k8s.io", "1.0.0"],
+        ),
+        with(
+            "another version",
+            &["--expected-version", "99.0.0"],
+            Break::Nothing,
+            "cli is up-to-date",
+            &["99.0.0", env!("CARGO_PKG_VERSION")],
         ),
         row(
             "no configuration",
@@ -446,6 +476,26 @@ fn rows(root: &Root) -> Vec<Row> {
             Break::Create(namespace("config.linkerd.io/skip-outbound-ports", "many")),
             "annotations of namespaces, workloads and pods can be read",
             &["Namespace weft-test-check", "skip-outbound-ports", "many"],
+        ),
+        with(
+            "a label of a Service that has to be an annotation",
+            &["--proxy"],
+            Break::Create(service("labels", "config.linkerd.io/opaque-ports", "80")),
+            "data plane service labels are configured correctly",
+            &["Service default/weft-test-check", "config.linkerd.io/opaque-ports"],
+        ),
+        with(
+            "an annotation of a Service that has to be a label",
+            &["--proxy"],
+            Break::Create(service("annotations", "mirror.linkerd.io/exported", "true")),
+            "data plane service annotations are configured correctly",
+            &["Service default/weft-test-check", "mirror.linkerd.io/exported"],
+        ),
+        row(
+            "two namespaces of one extension",
+            Break::Create(extensions()),
+            "namespace configuration for extensions",
+            &["weft-test-viz", "weft-test-viz-2"],
         ),
     ]
 }
