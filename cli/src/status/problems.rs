@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::{
     api::{
         apps::v1::DaemonSet,
-        core::v1::{Node, NodeSelectorTerm, Pod},
+        core::v1::{Node, NodeSelectorTerm, Pod, PodSpec, Taint, Toleration},
     },
     apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement},
     jiff::Timestamp,
@@ -70,7 +70,8 @@ fn nodes_without_agent(mesh: &Mesh, found: &mut Vec<Problem>) {
     }
 }
 
-/// Nodes that should have an agent and have none: those that its DaemonSet selects, and those with meshed pods.
+/// Nodes that should have an agent and have none: those that its DaemonSet selects and whose taints it tolerates, and
+/// those with meshed pods.
 pub(crate) fn without_agent(nodes: &[Node], mesh: &Mesh) -> Vec<String> {
     let with: BTreeSet<&str> = mesh.agents.iter().map(Agent::node).collect();
     let meshed = mesh.meshed.iter().flatten().filter(|pod| !pods::is_over(pod));
@@ -83,6 +84,39 @@ pub(crate) fn without_agent(nodes: &[Node], mesh: &Mesh) -> Vec<String> {
         !with.contains(name) && (*selected || meshed.contains(name))
     });
     missing.map(|(name, _)| name).collect()
+}
+
+/// What pods of every DaemonSet on the host network tolerate
+/// (<https://kubernetes.io/docs/concepts/workloads/controllers/daemonset/#taints-and-tolerations>).
+const TOLERATED: [(&str, &str); 7] = [
+    ("node.kubernetes.io/not-ready", "NoExecute"),
+    ("node.kubernetes.io/unreachable", "NoExecute"),
+    ("node.kubernetes.io/disk-pressure", "NoSchedule"),
+    ("node.kubernetes.io/memory-pressure", "NoSchedule"),
+    ("node.kubernetes.io/pid-pressure", "NoSchedule"),
+    ("node.kubernetes.io/unschedulable", "NoSchedule"),
+    ("node.kubernetes.io/network-unavailable", "NoSchedule"),
+];
+
+/// Whether a DaemonSet's pods tolerate the taints of a node. An operator of numbers counts as if they did.
+fn tolerates(spec: &PodSpec, node: &Node) -> bool {
+    let tolerates = |toleration: &Toleration, taint: &Taint| {
+        let is_any_or = |field: &Option<String>, value: &str| {
+            field.as_deref().is_none_or(|field| field.is_empty() || field == value)
+        };
+        let has_value = match toleration.operator.as_deref() {
+            None | Some("" | "Equal") => {
+                toleration.value.as_deref().unwrap_or_default() == taint.value.as_deref().unwrap_or_default()
+            }
+            Some(_) => true,
+        };
+        is_any_or(&toleration.effect, &taint.effect) && is_any_or(&toleration.key, &taint.key) && has_value
+    };
+    let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+    taints.filter(|taint| taint.effect != "PreferNoSchedule").all(|taint| {
+        TOLERATED.contains(&(taint.key.as_str(), taint.effect.as_str()))
+            || spec.tolerations.iter().flatten().any(|toleration| tolerates(toleration, taint))
+    })
 }
 
 /// Whether a DaemonSet's template selects a node. What is not said by labels, such as `Gt` or a field, counts as if it
@@ -102,7 +136,9 @@ fn is_selected(daemon_set: &DaemonSet, node: &Node) -> bool {
     };
     let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
     let required = affinity.and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.as_ref());
-    selects(&pairs, labels) && required.is_none_or(|required| required.node_selector_terms.iter().any(takes))
+    tolerates(spec, node)
+        && selects(&pairs, labels)
+        && required.is_none_or(|required| required.node_selector_terms.iter().any(takes))
 }
 
 pub(super) fn of_agents(namespace: &str, agents: &[AgentRow], found: &mut Vec<Problem>) {
@@ -316,6 +352,32 @@ mod tests {
             let daemon_set = json!({"metadata": {}, "spec": {"selector": {}, "template": {"spec": spec}}});
             let daemon_set: DaemonSet = serde_json::from_value(daemon_set).unwrap();
             assert_eq!(is_selected(&daemon_set, &node), expected, "{spec}");
+        }
+    }
+
+    #[test]
+    fn a_daemon_set_tolerates_taints_of_nodes() {
+        let every = json!([{"operator": "Exists"}]);
+        let gpu = json!([{"key": "gpu", "operator": "Equal", "value": "yes", "effect": "NoSchedule"}]);
+        for (tolerations, key, value, effect, expected) in [
+            (json!([]), "gpu", "yes", "NoSchedule", false),
+            (json!([]), "gpu", "yes", "PreferNoSchedule", true),
+            (json!([]), "node.kubernetes.io/unschedulable", "", "NoSchedule", true),
+            (json!([]), "node.kubernetes.io/not-ready", "", "NoSchedule", false),
+            (every.clone(), "gpu", "yes", "NoExecute", true),
+            (gpu.clone(), "gpu", "yes", "NoSchedule", true),
+            (gpu.clone(), "gpu", "no", "NoSchedule", false),
+            (gpu.clone(), "gpu", "yes", "NoExecute", false),
+            (json!([{"key": "gpu"}]), "gpu", "", "NoSchedule", true),
+            (json!([{"key": "gpu", "operator": "Exists"}]), "tpu", "yes", "NoSchedule", false),
+        ] {
+            let taint = json!({"key": key, "value": value, "effect": effect});
+            let node = json!({"metadata": {"name": "b"}, "spec": {"taints": [taint]}});
+            let spec = json!({"containers": [], "tolerations": tolerations});
+            let daemon_set = json!({"metadata": {}, "spec": {"selector": {}, "template": {"spec": spec}}});
+            let daemon_set: DaemonSet = serde_json::from_value(daemon_set).unwrap();
+            let node: Node = serde_json::from_value(node).unwrap();
+            assert_eq!(is_selected(&daemon_set, &node), expected, "{tolerations} {key} {value} {effect}");
         }
     }
 
