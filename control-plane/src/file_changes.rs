@@ -68,7 +68,8 @@ impl FileChanges {
 
     fn watch(&mut self) -> notify::Result<()> {
         let Some(watcher) = &mut self.watcher else { return Ok(()) };
-        self.directories.iter().try_for_each(|directory| watcher.watch(directory, self.mode))
+        // One that cannot be watched keeps none of the others from it.
+        self.directories.iter().map(|directory| watcher.watch(directory, self.mode)).fold(Ok(()), Result::and)
     }
 }
 
@@ -98,6 +99,15 @@ mod tests {
             changes.wait().await;
             assert!(began.elapsed() >= AGAIN);
         }
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_is_not_there_keeps_no_other_from_being_watched() {
+        let directory = tempfile::tempdir().unwrap();
+        let directories = vec![directory.path().join("none"), directory.path().to_owned()];
+        let mut changes = FileChanges::new(directories, RecursiveMode::NonRecursive, Duration::from_millis(1));
+        fs::write(directory.path().join("file"), "text").unwrap();
+        assert!(timeout(Duration::from_secs(20), changes.wake_rx.recv()).await.is_ok());
     }
 
     #[tokio::test(start_paused = true)]
