@@ -487,7 +487,7 @@ mod tests {
         }
         let http = metrics.http(Direction::Inbound, &labels);
         http.request();
-        for outcome in [Outcome::success(200), Outcome::failure(Some(200), "h2(CANCEL)")] {
+        for outcome in [Outcome::success(200), Outcome::failure(Some(200), Some("h2(CANCEL)"))] {
             http.latency(200, Duration::from_millis(3), None);
             http.response(outcome);
         }

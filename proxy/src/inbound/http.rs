@@ -459,7 +459,7 @@ impl Counting {
 
     /// Counts a request whose stream is reset instead of answered.
     fn reset(self, reset: Reset) -> Reset {
-        let outcome = || Outcome::failure(None, response_reset_label(&reset.0));
+        let outcome = || Outcome::failure(None, Some(response_reset_label(&reset.0)));
         self.tapped.reset(reset.0.reason().unwrap_or(::h2::Reason::INTERNAL_ERROR));
         self.handles.http.failure(outcome(), self.arrived.elapsed());
         if let Some(profile) = &self.profile {
@@ -503,7 +503,7 @@ impl Observer for Finish {
         }
         let (answer, _) = self.count.count(end);
         let end = match self.is_answered {
-            true => StreamEnd { status: Some(answer.status.as_u16()), grpc: answer.grpc.map(u16::from), error: "" },
+            true => StreamEnd { status: Some(answer.status.as_u16()), grpc: answer.grpc.map(u16::from), error: None },
             false => StreamEnd::default(),
         };
         self.route.ended(end, self.arrived.elapsed(), self.sent.elapsed(self.arrived));

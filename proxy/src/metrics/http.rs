@@ -68,19 +68,19 @@ pub(crate) struct Outcome {
     pub(crate) success: bool,
     /// The gRPC status.
     pub(crate) grpc_status: Option<u8>,
-    /// What ended it early, in Linkerd's words; empty if nothing did.
-    pub(crate) error: &'static str,
+    /// What ended it early, in Linkerd's words; an option as that of `StreamEnd`.
+    pub(crate) error: Option<&'static str>,
 }
 
 impl Outcome {
     /// A response without a gRPC status that succeeded.
     #[cfg(test)]
     pub(crate) const fn success(status: u16) -> Self {
-        Self { status: Some(status), success: true, grpc_status: None, error: "" }
+        Self { status: Some(status), success: true, grpc_status: None, error: None }
     }
 
     /// A failure without a gRPC status; without any, if there was no response.
-    pub(crate) const fn failure(status: Option<u16>, error: &'static str) -> Self {
+    pub(crate) const fn failure(status: Option<u16>, error: Option<&'static str>) -> Self {
         Self { status, success: false, grpc_status: None, error }
     }
 
@@ -152,8 +152,8 @@ impl HttpMetrics {
         if let Some(status) = outcome.grpc_status {
             labels.push(label("grpc_status", status.to_string()));
         }
-        if !outcome.error.is_empty() {
-            labels.push(label("error", outcome.error));
+        if let Some(error) = outcome.error {
+            labels.push(label("error", error));
         }
         self.in_use.series(&self.families.responses, &labels)
     }
@@ -172,7 +172,12 @@ mod tests {
         for status in 100..1000 {
             for grpc_status in [None, Some(14)] {
                 http.latency(status, Duration::ZERO, None);
-                http.response(Outcome { status: Some(status), success: grpc_status.is_none(), grpc_status, error: "" });
+                http.response(Outcome {
+                    status: Some(status),
+                    success: grpc_status.is_none(),
+                    grpc_status,
+                    error: None,
+                });
             }
         }
         let lines = |name: &str| -> Vec<(String, u64)> {

@@ -67,8 +67,8 @@ impl CountResponse {
         };
         let is_failure = matches!(end, End::Failed(_)) || self.classes.is_failure(&answer);
         let error = match end {
-            End::Failed(error) => error.response_label(),
-            End::Whole(_) | End::Dropped => "",
+            End::Failed(error) => Some(error.response_label()),
+            End::Whole(_) | End::Dropped => None,
         };
         let status = Some(answer.status.as_u16());
         self.metrics.response(Outcome { status, success: !is_failure, grpc_status: answer.grpc, error });

@@ -68,7 +68,7 @@ impl Routed<'_> {
         let mut exchanged = self.repeat(request, Some(profile)).await;
         match &mut exchanged {
             Ok((_, observer)) => observer.count_under(&profile.route, self.arrived),
-            Err(error) => profile.route.failure(error.outcome(UNCLASSIFIED), self.arrived.elapsed()),
+            Err(error) => profile.route.failure(error.outcome(Some(UNCLASSIFIED)), self.arrived.elapsed()),
         }
         exchanged
     }
@@ -210,7 +210,7 @@ impl Routed<'_> {
                     traced.responded(error.status());
                     counted.ended(error.stream_end());
                     if let Some(profile) = profile {
-                        profile.actual.failure(error.outcome(UNCLASSIFIED), counted.begun.elapsed());
+                        profile.actual.failure(error.outcome(Some(UNCLASSIFIED)), counted.begun.elapsed());
                     }
                     let Some(unsent) = unsent else { return Err(error) };
                     (request, search) = unsent;

@@ -106,15 +106,15 @@ impl ExchangeError {
     }
 
     /// What `response_total` counts; `other` is the label `error` of what is neither reset nor expired.
-    pub(super) fn outcome(&self, other: &'static str) -> Outcome {
+    pub(super) fn outcome(&self, other: Option<&'static str>) -> Outcome {
         match self {
             // As a response of this proxy's to the client, which Linkerd's counts without an error.
             Self::Failure(failure @ (Failure::BadGateway(_) | Failure::Unusable { .. } | Failure::ConnectTimeout)) => {
-                Outcome::failure(Some(failure.status().as_u16()), "")
+                Outcome::failure(Some(failure.status().as_u16()), None)
             }
-            Self::Failure(Failure::Timeout(_)) => Outcome::failure(None, TIMEOUT),
+            Self::Failure(Failure::Timeout(_)) => Outcome::failure(None, Some(TIMEOUT)),
             Self::Failure(_) => Outcome::failure(None, other),
-            Self::Reset(error) => Outcome::failure(None, response_reset_label(error)),
+            Self::Reset(error) => Outcome::failure(None, Some(response_reset_label(error))),
         }
     }
 
@@ -227,7 +227,7 @@ impl Exchange<'_> {
                 Err(AttemptError::Failed(error, cause)) => {
                     error.report(tapped);
                     if cause != Cause::Client {
-                        endpoint.http.failure(error.outcome(""), since.elapsed());
+                        endpoint.http.failure(error.outcome(None), since.elapsed());
                     }
                     if let Some(in_flight) = in_flight.filter(|_| cause == Cause::Endpoint) {
                         in_flight.report(Report::Failed);
@@ -267,7 +267,7 @@ impl Exchange<'_> {
                 Unprocessed::Refused(error) => Some(ExchangeError::Reset(error)),
             };
             if let Some(error) = error {
-                endpoint.http.failure(error.outcome(""), since.elapsed());
+                endpoint.http.failure(error.outcome(None), since.elapsed());
                 *self.counted.lock() = None;
                 if let Some(in_flight) = in_flight {
                     in_flight.report(Report::Failed);
@@ -294,7 +294,7 @@ impl Exchange<'_> {
     pub(super) fn expired(&self) {
         let Some(Current { endpoint, in_flight, since }) = self.current.lock().take() else { return };
         self.sent(&endpoint);
-        let outcome = Outcome::failure(None, TIMEOUT);
+        let outcome = Outcome::failure(None, Some(TIMEOUT));
         endpoint.http.failure(outcome, since.elapsed());
         if let Some(in_flight) = in_flight {
             in_flight.report(Report::Failed);

@@ -133,10 +133,10 @@ impl Observer for ResponseObserver {
         }
         let (answer, is_failure) = self.count.count(end);
         let error = match end {
-            End::Whole(_) => "",
-            End::Failed(error) => error.status_label(),
-            End::Dropped if self.is_discarded => "",
-            End::Dropped => "UNKNOWN",
+            End::Whole(_) => None,
+            End::Failed(error) => Some(error.status_label()),
+            End::Dropped if self.is_discarded => None,
+            End::Dropped => Some("UNKNOWN"),
         };
         let stream_end = StreamEnd { status: Some(answer.status.as_u16()), grpc: answer.grpc.map(u16::from), error };
         if let Some(backend) = self.backend {
