@@ -46,6 +46,9 @@ func main() {
 	klog.SetOutput(os.Stderr)
 	ctrl.SetLogger(klog.Background())
 	group, ctx := errgroup.WithContext(ctrl.SetupSignalHandler())
+	// Before anything runs: what runs reads it without a lock.
+	must(certmanager.AddToScheme(scheme.Scheme))
+	must(trust.AddToScheme(scheme.Scheme))
 
 	factory, err := controller.NewContextFactory(ctx, controller.ContextOptions{
 		Kubeconfig:    os.Getenv("KUBECONFIG"),
@@ -66,8 +69,6 @@ func main() {
 	shared.SharedInformerFactory.Start(ctx.Done())
 	shared.KubeSharedInformerFactory.Start(ctx.Done())
 
-	must(certmanager.AddToScheme(scheme.Scheme))
-	must(trust.AddToScheme(scheme.Scheme))
 	config := ctrl.GetConfigOrDie()
 	// Its first word names the owner of the fields that are written.
 	config.UserAgent = "cert-manager-cainjector/test"
