@@ -21,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use rand::RngExt as _;
 use tokio::{
     sync::{Notify, watch},
@@ -248,23 +248,19 @@ impl Balancer {
 
     /// Whether it knows an endpoint, be it one that rests.
     pub(crate) fn has_endpoints(&self) -> bool {
-        let mut state = self.state.lock();
-        self.reconcile(&mut state);
-        !state.endpoints.is_empty()
+        !self.current().endpoints.is_empty()
     }
 
     /// Whether an endpoint can be picked right now.
     pub(crate) fn is_available(&self) -> bool {
-        let mut state = self.state.lock();
-        self.reconcile(&mut state);
+        let state = self.current();
         let now = Instant::now();
         state.endpoints.iter().any(|endpoint| endpoint.blocked_until(now).is_none())
     }
 
     /// Whether an endpoint that does not come from a rest can be picked right now.
     pub(crate) fn is_reachable(&self) -> bool {
-        let mut state = self.state.lock();
-        self.reconcile(&mut state);
+        let state = self.current();
         let now = Instant::now();
         state.endpoints.iter().any(|endpoint| !endpoint.rests() && endpoint.blocked_until(now).is_none())
     }
@@ -279,8 +275,7 @@ impl Balancer {
     /// Picks among the available endpoints; if there is none, returns when the first becomes available again.
     fn try_select(&self, avoided: Option<&Balanced>) -> Result<InFlight, Unready> {
         let now = Instant::now();
-        let mut state = self.state.lock();
-        self.reconcile(&mut state);
+        let state = self.current();
         let endpoints = &state.endpoints;
         let (first, second) = match endpoints.len() {
             0 => return Err(state.refused.map_or(Unready::Until(None), Unready::Refused)),
@@ -315,6 +310,13 @@ impl Balancer {
             }
             None => Err(Unready::Until(endpoints.iter().filter_map(|endpoint| endpoint.blocked_until(now)).min())),
         }
+    }
+
+    /// The state, with what discovery knows by now.
+    fn current(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock();
+        self.reconcile(&mut state);
+        state
     }
 
     /// Applies changes of discovery; unchanged endpoints keep their connections and loads.
