@@ -235,14 +235,14 @@ fn pack_into(directory: &Path, workspace: &Workspace, programs: &Programs, regis
 /// # Errors
 /// When the directory cannot be listed, or one cannot be removed.
 fn versioned(directory: &Path, name: &str, ending: &str) -> Result<PathBuf> {
-    let version = |file: &str| Some(file.strip_prefix(name)?.strip_prefix('-')?.strip_suffix(ending)?.to_owned());
+    let is_other = |file: &str| {
+        let version = file.strip_prefix(name).and_then(|rest| rest.strip_prefix('-')?.strip_suffix(ending));
+        // A name may begin like another one; a version begins with a digit.
+        version.is_some_and(|version| version != VERSION && version.starts_with(|first: char| first.is_ascii_digit()))
+    };
     for entry in fs::read_dir(directory).with_context(|| format!("list {}", directory.display()))? {
         let path = entry?.path();
-        let version = path.file_name().and_then(|file| version(file.to_str()?));
-        // A name may begin like another one; a version begins with a digit.
-        if version
-            .is_some_and(|version| version != VERSION && version.starts_with(|first: char| first.is_ascii_digit()))
-        {
+        if path.file_name().and_then(|file| file.to_str()).is_some_and(is_other) {
             step(&format!("remove {}, of another version", path.display()));
             fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
         }
