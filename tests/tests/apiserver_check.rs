@@ -247,10 +247,11 @@ fn service(field: &str, name: &str, value: &str) -> Value {
 
 /// Two namespaces that claim to be of one extension.
 fn extensions() -> Value {
-    let labels = json!({"linkerd.io/extension": "viz"});
+    // No other test has it, nor does one that looks for `viz` find these.
+    let labels = json!({"linkerd.io/extension": "weft-test"});
     let namespace =
         |name| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}});
-    let items = ["weft-test-viz", "weft-test-viz-2"].map(namespace);
+    let items = ["weft-test-extension", "weft-test-extension-2"].map(namespace);
     json!({"apiVersion": "v1", "kind": "List", "items": items})
 }
 
@@ -495,7 +496,7 @@ fn rows(root: &Root) -> Vec<Row> {
             "two namespaces of one extension",
             Break::Create(extensions()),
             "namespace configuration for extensions",
-            &["weft-test-viz", "weft-test-viz-2"],
+            &["weft-test-extension", "weft-test-extension-2"],
         ),
     ]
 }
