@@ -221,6 +221,17 @@ mod tests {
         assert!(!is_missing(&KubeconfigError::LoadContext("other".to_owned())));
     }
 
+    #[test]
+    fn a_kubeconfig_without_a_current_context_is_like_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str| dir.path().join(name);
+        std::fs::write(file("unset"), "current-context: ''\n").unwrap();
+        let unset = ClusterArgs { kubeconfig: Some(file("unset")), ..ClusterArgs::default() };
+        assert_eq!(unset.kubeconfig().unwrap().current_context, None);
+        // The only file of KUBECONFIG.
+        assert!(is_missing(&kubeconfig::read(file("none").as_os_str()).unwrap_err().source));
+    }
+
     #[tokio::test]
     async fn a_context_that_is_not_there_is_named() {
         let dir = tempfile::tempdir().unwrap();
