@@ -11,11 +11,10 @@ use std::{
     time::Duration,
 };
 
-use netlink_packet_core::{NetlinkDeserializable as _, NetlinkHeader, NetlinkSerializable as _};
+use netlink_packet_core::Parseable as _;
 use netlink_packet_sock_diag::{
-    SockDiagMessage,
-    constants::{AF_INET, AF_INET6, IPPROTO_TCP},
-    inet::{ExtensionFlags, InetRequest, SocketId, StateFlags},
+    constants::AF_INET,
+    inet::{InetResponseHeader, StateFlags},
 };
 use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 
@@ -24,6 +23,9 @@ use super::{
     scans::processor_time,
 };
 
+/// The question of sock_diag's first version (linux/inet_diag.h), which has no family: both are found in one walk of
+/// the node's listeners, where the second version takes a walk for each.
+const TCPDIAG_GETSOCK: u16 = 18;
 /// `TCP_LISTEN` in /proc/net/tcp.
 const LISTENING: &str = "0A";
 /// The most sockets that are kept.
@@ -63,36 +65,24 @@ pub(crate) fn listening(deadline: Duration, wanted: impl Fn(&Listening) -> bool)
 /// # Errors
 /// Those of the kernel, which may lack `tcp_diag`, and `TimedOut`.
 pub(crate) fn asked(deadline: Duration, wanted: &impl Fn(&Listening) -> bool) -> io::Result<Vec<Listening>> {
-    let (mut connection, mut found) = (Connection::open(NETLINK_SOCK_DIAG)?, Vec::new());
-    for (family, address_family, any) in [(4, AF_INET, SocketId::new_v4()), (6, AF_INET6, SocketId::new_v6())] {
-        let request = SockDiagMessage::InetRequest(InetRequest {
-            family: address_family,
-            protocol: IPPROTO_TCP,
-            extensions: ExtensionFlags::empty(),
-            states: StateFlags::LISTEN,
-            socket_id: any,
-        });
-        let mut payload = vec![0; request.buffer_len()];
-        request.serialize(&mut payload);
-        let (message_type, most) = (request.message_type(), MAX_SOCKETS - found.len());
-        let listeners =
-            connection.dump(&Request { message_type, payload: &payload, most, deadline }, |kind, payload| {
-                let mut header = NetlinkHeader::default();
-                header.message_type = kind;
-                let message = SockDiagMessage::deserialize(&header, payload).map_err(io::Error::other)?;
-                let SockDiagMessage::InetResponse(response) = message else { return Ok(None) };
-                let listening = Listening {
-                    family,
-                    port: response.header.socket_id.source_port,
-                    on_all_addresses: response.header.socket_id.source_address.is_unspecified(),
-                    uid: response.header.uid,
-                    inode: response.header.inode.into(),
-                };
-                Ok(Some(listening).filter(wanted))
-            })?;
-        found.extend(listeners);
-    }
-    Ok(found)
+    // struct inet_diag_req, with nothing but the states.
+    let mut payload = [0; 60];
+    payload[52..56].copy_from_slice(&StateFlags::LISTEN.bits().to_ne_bytes());
+    let request = Request { message_type: TCPDIAG_GETSOCK, payload: &payload, most: MAX_SOCKETS, deadline };
+    Connection::open(NETLINK_SOCK_DIAG)?.dump(&request, |message_type, payload| {
+        if message_type != TCPDIAG_GETSOCK {
+            return Ok(None);
+        }
+        let header = InetResponseHeader::parse(payload).map_err(io::Error::other)?;
+        let listening = Listening {
+            family: if header.family == AF_INET { 4 } else { 6 },
+            port: header.socket_id.source_port,
+            on_all_addresses: header.socket_id.source_address.is_unspecified(),
+            uid: header.uid,
+            inode: header.inode.into(),
+        };
+        Ok(Some(listening).filter(wanted))
+    })
 }
 
 fn tabled(deadline: Duration, wanted: &impl Fn(&Listening) -> bool) -> io::Result<Vec<Listening>> {
