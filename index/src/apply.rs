@@ -264,6 +264,12 @@ impl Index {
             self.dirty.moved.insert(key.clone());
         }
         self.service_addresses_changed(key, old.as_deref(), new.as_ref());
+        let requires_mtls = |service: Option<&ServiceRecord>| service.is_some_and(|service| service.require_mtls);
+        if requires_mtls(old.as_deref()) != requires_mtls(new.as_ref()) {
+            for slice in self.store.slices(key) {
+                self.dirty.addresses_of_slice(&self.store, slice);
+            }
+        }
         let appears_or_goes = old.is_some() != new.is_some();
         let elsewhere = |old: &Arc<ServiceRecord>, new: &ServiceRecord| old.discovery != new.discovery;
         if old.as_ref().zip(new.as_ref()).is_some_and(|(old, new)| elsewhere(old, new)) {
@@ -348,7 +354,7 @@ impl Index {
         let store = &mut self.store;
         if let Some(old) = store.slices.remove(key) {
             store.slices_of_service.remove(&old.service, key);
-            self.dirty.slice(store, &old.service);
+            self.dirty.slice(store, &old);
             let others: Vec<_> =
                 store.slices_of_service.iter(&old.service).filter_map(|key| store.slices.get(key)).collect();
             let pods: HashSet<&Key> = others.iter().flat_map(|slice| slice.pods()).collect();
@@ -368,7 +374,7 @@ impl Index {
                 store.services_of_workload.insert(workload.clone(), new.service.clone());
             }
             store.slices_of_service.insert(new.service.clone(), key.clone());
-            self.dirty.slice(store, &new.service);
+            self.dirty.slice(store, &new);
             store.slices.insert(key.clone(), Arc::new(new));
         }
     }

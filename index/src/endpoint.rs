@@ -4,6 +4,9 @@ use std::{collections::BTreeMap, fmt, net::SocketAddr, ops::Deref, sync::OnceLoc
 
 use bytes::Bytes;
 
+/// The label of endpoints that may be sent nothing in plaintext.
+const REQUIRE_MTLS: &str = "require_mtls";
+
 /// How clients may use an endpoint's proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hint {
@@ -100,6 +103,12 @@ impl Endpoint {
             authority_override: None,
             zone: None,
         }
+    }
+
+    /// Marks it as one that may be sent nothing in plaintext.
+    pub(super) fn require_mtls(&mut self) {
+        // Proxies without this feature show it as one more label in their metrics.
+        self.labels.insert(REQUIRE_MTLS.to_owned(), "true".to_owned());
     }
 }
 

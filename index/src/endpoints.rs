@@ -126,9 +126,6 @@ impl EndpointsKey {
     }
 }
 
-/// The label of endpoints that may be sent nothing in plaintext.
-const REQUIRE_MTLS: &str = "require_mtls";
-
 /// All endpoints of a Service's port.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Endpoints {
@@ -188,8 +185,7 @@ pub(super) fn compute(
         for addr in addresses(store, cluster, endpoint, port) {
             let Some(mut found) = build(store, cluster, endpoint, addr, key.port) else { continue };
             if record.require_mtls {
-                // Proxies without this feature show it as one more label in their metrics.
-                found.labels.insert(REQUIRE_MTLS.to_owned(), "true".to_owned());
+                found.require_mtls();
             }
             by_addr.insert(addr, known.share(found));
             if let Target::Pod(pod) = &endpoint.target {

@@ -70,7 +70,7 @@ pub use statistics::{EndpointsCount, EndpointsLabels, Followed, InboundSizes, Ou
 pub use status::PendingStatuses;
 pub use store::AmbiguousAddress;
 
-use records::{ExternalWorkloadRecord, PodRecord, ServiceRecord};
+use records::{ExternalWorkloadRecord, PodRecord, ServiceRecord, SliceRecord};
 use statistics::Published;
 use store::{ParentId, Store};
 use watches::Watches;
@@ -520,12 +520,22 @@ impl Dirty {
         self.outbound.extend(&service.cluster_ips);
     }
 
-    /// Marks a Service of which a slice changed: another node may have its first endpoint.
-    fn slice(&mut self, store: &Store, service: &Key) {
-        self.endpoints.insert(service.clone());
-        if store.services.get(service).is_some_and(|service| service.local) {
-            self.moved.insert(service.clone());
+    /// Marks a Service of which a slice changed: another node may have its first endpoint, and other pods may be those
+    /// that are sent nothing in plaintext.
+    fn slice(&mut self, store: &Store, slice: &SliceRecord) {
+        self.endpoints.insert(slice.service.clone());
+        let Some(service) = store.services.get(&slice.service) else { return };
+        if service.local {
+            self.moved.insert(slice.service.clone());
         }
+        if service.require_mtls {
+            self.addresses_of_slice(store, slice);
+        }
+    }
+
+    /// Marks the addresses of a slice's pods.
+    fn addresses_of_slice(&mut self, store: &Store, slice: &SliceRecord) {
+        slice.pods().filter_map(|pod| store.pod(pod)).for_each(|pod| self.addresses(pod));
     }
 
     fn pod(&mut self, pod: &PodRecord) {

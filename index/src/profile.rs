@@ -112,6 +112,10 @@ pub(super) fn endpoint(store: &Store, cluster: &Cluster, addr: SocketAddr) -> Op
             endpoint.transport_port = None;
         }
         endpoint.labels.insert("namespace".to_owned(), pod.key.namespace.clone());
+        // Clients of a headless Service dial the addresses of its pods.
+        if store.requires_mtls(&pod.key) {
+            endpoint.require_mtls();
+        }
         endpoint
     } else if let Some(external) = store.workload_by_addr(addr).ok()? {
         let mut endpoint = workload::external_endpoint(store, cluster, external, addr);

@@ -50,6 +50,7 @@ pub(super) struct Store {
     /// Number of subsets of Endpoints objects.
     pub(super) subsets: HashMap<Key, usize>,
     pub(super) slices_of_service: Table<Key, Key>,
+    /// Services by the pods that are their endpoints, ready or not.
     pub(super) services_of_pod: Table<Key, Key>,
     pub(super) pods: HashMap<Key, Arc<PodRecord>>,
     pub(super) pods_in_namespace: Members,
@@ -320,6 +321,12 @@ impl Store {
 
     pub(super) fn pod(&self, key: &Key) -> Option<&Arc<PodRecord>> {
         self.pods.get(key)
+    }
+
+    /// Whether a Service that has the pod as an endpoint, ready or not, requires mutual TLS.
+    pub(super) fn requires_mtls(&self, pod: &Key) -> bool {
+        let mut services = self.services_of_pod.iter(pod).filter_map(|key| self.services.get(key));
+        services.any(|service| service.require_mtls)
     }
 
     /// The pod at an address: by the pod's own address, else by its node's.

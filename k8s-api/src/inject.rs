@@ -32,7 +32,7 @@ pub use config::{
     ControlPlaneAddrs, ControlService, InjectConfig, ProxyPorts, ProxyResources, TapClient, default_cluster_networks,
 };
 pub use exemption::{Exemption, ExemptionRules, UnknownExemption};
-pub use opaque::{check_opaque_ports, pod_opaque_ports, service_opaque_ports};
+pub use opaque::{check_opaque_ports, pod_opaque_ports, service_opaque_ports, service_require_mtls};
 pub use redirection::{Redirection, RedirectionDefaults};
 pub use running::{is_native_sidecar, proxy_container, variable};
 pub use tuning::{ControlStreams, DebugImage, PerDirection, ProbeTiming, Probes, ProxyTuning, Tracing, Workers};

@@ -92,7 +92,8 @@ pub const PROXY_EXEMPTION: &str = "weft.io/proxy-exemption";
 /// Annotation: `true` switches the pod's redirection off, in both directions, while the pod runs.
 pub const BYPASS: &str = "weft.io/bypass";
 /// Annotation of pods and namespaces: with `true`, the proxy refuses connections to endpoints without an identity
-/// instead of sending plaintext. Of Services: the proxies of all clients refuse such connections to the Service.
+/// instead of sending plaintext. Of Services, which inherit it from the namespace: the proxies of all clients refuse
+/// such connections to the Service and to the addresses of its pods.
 pub const REQUIRE_MTLS: &str = "weft.io/require-mtls";
 /// Annotation: port of the tap server.
 pub const CONTROL_PORT_ANNOTATION: &str = "config.linkerd.io/control-port";

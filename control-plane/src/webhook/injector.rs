@@ -1,4 +1,5 @@
-//! proxy-injector: adds the proxy to pods that are to be meshed, and their opaque ports to pods and Services.
+//! proxy-injector: adds the proxy to pods that are to be meshed, their opaque ports to pods and Services, and to
+//! Services what their namespace says of mutual TLS.
 //!
 //! [`inject()`] decides what to add; this turns it into a JSON patch, counts it, and reports it in an Event of the
 //! pod's owner. A pod with an unreadable annotation is refused: if it started without a proxy, every client could
@@ -32,7 +33,7 @@ use tokio::sync::Semaphore;
 use weft_k8s_api::{
     field::Invalid,
     inject::{self, Decision, InjectConfig, Refusal, SkipReason, inject},
-    names, support,
+    labels, names, support,
 };
 use weft_runtime::{metrics::Metrics, readiness::Readiness, tasks::Tasks};
 
@@ -187,7 +188,7 @@ impl Injector {
                     report(InjectionReport::Skipped(reason));
                 }
                 let ports = inject::pod_opaque_ports(&pod, namespace, config);
-                patched(request, patch::opaque_ports(&pod.metadata, ports))
+                patched(request, patch::annotations(&pod.metadata, [(labels::OPAQUE_PORTS, ports)]))
             }
             Err(error) => {
                 self.metrics.count_response(labels, refusal_label(&error));
@@ -207,7 +208,9 @@ impl Injector {
         config: &InjectConfig,
     ) -> AdmissionResponse {
         let ports = inject::service_opaque_ports(&service, namespace, config);
-        let mut response = patched(request, patch::opaque_ports(&service.metadata, ports));
+        let require_mtls = inject::service_require_mtls(&service, namespace);
+        let added = [(labels::OPAQUE_PORTS, ports), (labels::REQUIRE_MTLS, require_mtls)];
+        let mut response = patched(request, patch::annotations(&service.metadata, added));
         // Not worth refusing a Service: an unreadable entry is ignored, and the protocol of its ports is detected.
         let unreadable = inject::check_opaque_ports(&service.metadata).err();
         let unreadable = unreadable.map(|it| Invalid { problem: format!("{}; ignored", it.problem), ..it });

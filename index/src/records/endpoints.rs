@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{EndpointAddress, EndpointSubset, Endpoints};
 
 use super::{
     Gateway, Key, mirror,
-    service::{SliceEndpoint, SliceRecord, target},
+    service::{SliceEndpoint, SliceRecord, pod_of, target},
 };
 
 /// The subsets as slices, in order.
@@ -27,10 +27,12 @@ pub(crate) fn subsets(endpoints: &Endpoints) -> Vec<SliceRecord> {
                 Err(problem) => problems.push(problem),
             }
         }
+        let unready = subset.not_ready_addresses.iter().flatten();
         SliceRecord {
             service: service.clone(),
             ports: ports.collect(),
             endpoints: found,
+            unready: unready.filter_map(|it| pod_of(&service.namespace, it.target_ref.as_ref())).collect(),
             has_ports: true,
             target_labels: mirror::target_labels(&endpoints.metadata),
             problems,

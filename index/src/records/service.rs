@@ -66,6 +66,8 @@ pub(crate) struct SliceRecord {
     /// Ports by name; an unnamed one has the empty name.
     pub ports: HashMap<String, u16>,
     pub endpoints: Vec<SliceEndpoint>,
+    /// Pods of endpoints that are not ready. Nobody is sent to them, but clients may still know their addresses.
+    pub unready: Vec<Key>,
     /// Whether the endpoints have ports at all: without, they have not even those that the Service does not declare.
     pub has_ports: bool,
     /// Labels of a Service of another cluster.
@@ -164,13 +166,14 @@ impl SliceRecord {
         let ports = ports
             .filter_map(|port| Some((port.name.clone().unwrap_or_default(), u16::try_from(port.port?).ok()?)))
             .collect();
-        let endpoints = slice.endpoints.iter().flatten().filter(|endpoint| {
+        let (ready, unready): (Vec<_>, Vec<_>) = slice.endpoints.iter().flatten().partition(|endpoint| {
             // Kubernetes: an absent condition counts as ready.
             endpoint.conditions.as_ref().and_then(|conditions| conditions.ready) != Some(false)
         });
+        let unready = unready.into_iter().filter_map(|it| pod_of(&namespace, it.target_ref.as_ref())).collect();
         let mut problems = Vec::new();
         let gateway = Gateway::new(&slice.metadata).map(Arc::new);
-        let endpoints = endpoints.filter_map(|endpoint| {
+        let endpoints = ready.into_iter().filter_map(|endpoint| {
             let target = match target(&namespace, endpoint.target_ref.as_ref(), gateway.as_ref()) {
                 Ok(target) => target,
                 Err(problem) => {
@@ -201,17 +204,19 @@ impl SliceRecord {
             service,
             ports,
             endpoints,
+            unready,
             target_labels: mirror::target_labels(&slice.metadata),
             problems,
         })
     }
 
-    /// Pods that the slice refers to.
+    /// Pods that the slice refers to, ready or not.
     pub(crate) fn pods(&self) -> impl Iterator<Item = &Key> {
-        self.endpoints.iter().filter_map(|endpoint| match &endpoint.target {
+        let ready = self.endpoints.iter().filter_map(|endpoint| match &endpoint.target {
             Target::Pod(pod) => Some(pod),
             Target::External(_) | Target::Address(_) => None,
-        })
+        });
+        ready.chain(&self.unready)
     }
 
     /// ExternalWorkloads that the slice refers to.
@@ -220,6 +225,14 @@ impl SliceRecord {
             Target::External(workload) => Some(workload),
             Target::Pod(_) | Target::Address(_) => None,
         })
+    }
+}
+
+/// The pod that an endpoint refers to, in the slice's namespace, if it refers to one.
+pub(super) fn pod_of(namespace: &str, reference: Option<&ObjectReference>) -> Option<Key> {
+    match target(namespace, reference, None) {
+        Ok(Target::Pod(pod)) => Some(pod),
+        Ok(Target::External(_) | Target::Address(_)) | Err(_) => None,
     }
 }
 

@@ -29,6 +29,18 @@ fn endpoints_object(subsets: &[(u16, &[(&str, &str)])]) -> Value {
     json!({"apiVersion": "v1", "kind": "Endpoints", "metadata": {"name": "web", "namespace": "shop"}, "subsets": subsets})
 }
 
+/// `web`, with the annotation about mutual TLS.
+fn requiring(ip: &str, value: &str) -> Value {
+    let mut object = service("web", ip, json!({}));
+    merge(&mut object, json!({"metadata": {"annotations": {"weft.io/require-mtls": value}}}));
+    object
+}
+
+/// A pod of `web` without a proxy.
+fn unmeshed() -> Value {
+    pod("web-1", "10.244.0.1", json!({"metadata": {"labels": {"linkerd.io/control-plane-ns": ""}}}))
+}
+
 fn of_endpoints() -> World {
     World::with(|cluster| cluster.endpoints_from = EndpointsFrom::Endpoints)
 }
@@ -36,19 +48,64 @@ fn of_endpoints() -> World {
 #[test]
 fn a_service_that_requires_mutual_tls_says_so_of_each_endpoint() {
     let world = World::new();
-    let annotated = |value: &str| {
-        let mut object = service("web", "10.96.0.1", json!({}));
-        merge(&mut object, json!({"metadata": {"annotations": {"weft.io/require-mtls": value}}}));
-        object
-    };
-    world.apply_all([annotated("false"), pod("web-1", "10.244.0.1", json!({}))]);
+    world.apply_all([requiring("10.96.0.1", "false"), pod("web-1", "10.244.0.1", json!({}))]);
     world.apply(slice("web", &[("web-1", "10.244.0.1")], 8080));
     let mut rx = world.index().watch_endpoints(&web(), query());
     let label = |found: &Endpoints| found.by_addr[&addr("10.244.0.1:8080")].labels.get("require_mtls").cloned();
     assert_eq!(label(&rx.borrow_and_update()), None);
     for (value, expected) in [("true", true), ("false", false), ("maybe", true)] {
-        world.apply(annotated(value));
+        world.apply(requiring("10.96.0.1", value));
         assert_eq!(label(&changed(&mut rx).unwrap()).is_some(), expected, "{value}");
+    }
+}
+
+#[test]
+fn the_profile_of_a_pods_address_says_that_a_headless_service_requires_mutual_tls() {
+    for (is_meshed, pod) in [(false, unmeshed()), (true, pod("web-1", "10.244.0.1", json!({})))] {
+        let world = World::new();
+        world.apply_all([requiring("None", "false"), pod, slice("web", &[("web-1", "10.244.0.1")], 8080)]);
+        let mut rx = world.index().watch_endpoint_profile(addr("10.244.0.1:8080")).unwrap();
+        let before = rx.borrow_and_update().clone().unwrap().endpoint.clone();
+        assert_eq!((before.identity.is_some(), before.labels.get("require_mtls")), (is_meshed, None));
+        let mut requires = || {
+            let mut found = changed(&mut rx).unwrap().unwrap().endpoint.clone();
+            let label = found.labels.remove("require_mtls");
+            assert_eq!(found, before, "nothing else differs");
+            label.is_some()
+        };
+        for (value, expected) in [("true", true), ("false", false), ("maybe", true)] {
+            world.apply(requiring("None", value));
+            assert_eq!(requires(), expected, "{value}");
+        }
+        world.delete(Kind::Service, "shop", "web");
+        assert!(!requires());
+    }
+}
+
+#[test]
+fn the_profile_of_a_pods_address_requires_mutual_tls_while_the_service_lists_the_pod_ready_or_not() {
+    let of_slice = slice("web", &[("web-1", "10.244.0.1")], 8080);
+    let mut unready_slice = of_slice.clone();
+    unready_slice["endpoints"][0]["conditions"] = json!({"ready": false});
+    let of_subset = endpoints_object(&[(8080, &[("web-1", "10.244.0.1")])]);
+    let mut unready_subset = of_subset.clone();
+    unready_subset["subsets"][0]["notReadyAddresses"] = of_subset["subsets"][0]["addresses"].clone();
+    unready_subset["subsets"][0]["addresses"] = json!([]);
+    for (world, ready, unready, kind, name) in [
+        (World::new(), of_slice, unready_slice, Kind::EndpointSlice, "web-1"),
+        (of_endpoints(), of_subset, unready_subset, Kind::Endpoints, "web"),
+    ] {
+        world.apply_all([requiring("None", "true"), unmeshed()]);
+        let mut rx = world.index().watch_endpoint_profile(addr("10.244.0.1:9090")).unwrap();
+        let requires =
+            |found: Option<Arc<Snapshot<EndpointProfile>>>| found.unwrap().endpoint.labels.contains_key("require_mtls");
+        assert!(!requires(rx.borrow_and_update().clone()), "{kind}");
+        world.apply(unready);
+        assert!(requires(changed(&mut rx).unwrap()), "{kind}");
+        world.apply(ready);
+        assert!(changed(&mut rx).is_none(), "{kind}");
+        world.delete(kind, "shop", name);
+        assert!(!requires(changed(&mut rx).unwrap()), "{kind}");
     }
 }
 

@@ -241,6 +241,11 @@ fn forms() -> Vec<Object> {
     let mut opaque = service("api", "10.96.0.2", json!({}));
     merge(&mut opaque, json!({"metadata": {"annotations": {"config.linkerd.io/opaque-ports": "80"}}}));
     all.extend([service("api", "10.96.0.2", json!({})), opaque]);
+    for (ip, value) in [("10.96.0.1", "true"), ("None", "true"), ("None", "false")] {
+        let mut annotated = service("web", ip, json!({}));
+        merge(&mut annotated, json!({"metadata": {"annotations": {"weft.io/require-mtls": value}}}));
+        all.push(annotated);
+    }
     let placed = |name: &str, pods: &[(&str, &str)], zones: &[&str]| {
         let mut object = slice(name, pods, 8080);
         for (endpoint, zone) in zones.iter().enumerate() {
@@ -260,6 +265,9 @@ fn forms() -> Vec<Object> {
         placed("web", &[three], &["b"]),
         placed("api", &[two, three], &[]),
     ]);
+    let mut unready = placed("web", &[one, three], &[]);
+    unready["endpoints"][1]["conditions"] = json!({"ready": false});
+    all.push(unready);
     let mut other = placed("web", &[two], &["a"]);
     merge(&mut other, json!({"metadata": {"name": "web-more"}}));
     all.push(other);

@@ -1,5 +1,6 @@
 //! The annotation of opaque ports on objects that are not injected: unmeshed pods and Services, for the proxies that
-//! call them (`linkerd2:pkg/inject/inject.go`, CreateOpaquePortsPatch).
+//! call them (`linkerd2:pkg/inject/inject.go`, CreateOpaquePortsPatch). Services inherit `weft.io/require-mtls`
+//! likewise.
 
 use k8s_openapi::{
     api::core::v1::{Namespace, Pod, Service},
@@ -33,7 +34,17 @@ pub fn service_opaque_ports(service: &Service, namespace: Option<&Namespace>, co
     annotation(&service.metadata, namespace, &config.default_opaque_ports, ports)
 }
 
-/// Checks the annotation of an object that has one.
+/// The value of `weft.io/require-mtls` to set on a Service, as its namespace has it; `None` if it is set already, or if
+/// the namespace has none. One that cannot be read is inherited, too: it was written to require mutual TLS.
+pub fn service_require_mtls(service: &Service, namespace: Option<&Namespace>) -> Option<String> {
+    let of = |metadata: &ObjectMeta| metadata.annotations.as_ref()?.get(labels::REQUIRE_MTLS).cloned();
+    if of(&service.metadata).is_some() {
+        return None;
+    }
+    of(&namespace?.metadata)
+}
+
+/// Checks the annotation of opaque ports of an object that has one.
 ///
 /// # Errors
 /// When an entry cannot be read; the error names it and the annotation.
@@ -91,6 +102,17 @@ mod tests {
         check(json!({}), json!({}), json!([{"port": 80}]), None);
         check(json!({}), said("9000"), json!([{"port": 80}]), Some("9000"));
         check(said("1"), said("9000"), json!([{"port": 3306}]), None);
+    }
+
+    #[test]
+    fn a_service_inherits_from_its_namespace_that_mutual_tls_is_required() {
+        let said = |value: &str| json!({"metadata": {"annotations": {"weft.io/require-mtls": value}}});
+        let namespace: Namespace = serde_json::from_value(said("true")).unwrap();
+        let (silent, own): (_, Service) = (Service::default(), serde_json::from_value(said("false")).unwrap());
+        assert_eq!(service_require_mtls(&silent, Some(&namespace)).as_deref(), Some("true"));
+        assert_eq!(service_require_mtls(&own, Some(&namespace)), None, "its own wins");
+        assert_eq!(service_require_mtls(&silent, Some(&Namespace::default())), None);
+        assert_eq!(service_require_mtls(&silent, None), None);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use json_patch::{AddOperation, Patch, PatchOperation, jsonptr::PointerBuf};
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::Serialize;
 use serde_json::{Value, json};
-use weft_k8s_api::{inject::Additions, labels};
+use weft_k8s_api::inject::Additions;
 
 /// The patch that turns `before` into `after`, the result of injection: annotations, labels, volumes and containers
 /// after the others, init containers before the others.
@@ -27,13 +27,12 @@ pub(crate) fn pod(before: &Pod, after: &Pod) -> Patch {
     Patch(operations)
 }
 
-/// Adds the annotation of opaque ports, if there are any.
-pub(super) fn opaque_ports(metadata: &ObjectMeta, ports: Option<String>) -> Patch {
+/// Adds those of these annotations that have a value.
+pub(super) fn annotations<const N: usize>(metadata: &ObjectMeta, values: [(&str, Option<String>); N]) -> Patch {
     let mut operations = Vec::new();
-    if let Some(ports) = ports {
-        let added = [(labels::OPAQUE_PORTS.to_owned(), ports)].into();
-        map(&mut operations, "annotations", metadata.annotations.is_none(), &added);
-    }
+    let added: BTreeMap<_, _> =
+        values.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect();
+    map(&mut operations, "annotations", metadata.annotations.is_none(), &added);
     Patch(operations)
 }
 

@@ -82,13 +82,15 @@ fn the_sidecar_satisfies_the_restricted_pod_security_standard() {
 }
 
 #[test]
-fn opaque_ports_are_added_to_what_has_no_annotations_yet() {
+fn annotations_are_added_to_what_has_none_yet() {
     let service: Service =
         serde_json::from_value(json!({"metadata": {}, "spec": {"ports": [{"port": 3306}]}})).unwrap();
     let ports = inject::service_opaque_ports(&service, None, &config());
-    let patched = applied(json!({"metadata": {}}), &patch::opaque_ports(&service.metadata, ports));
+    let added = [("config.linkerd.io/opaque-ports", ports), ("weft.io/require-mtls", Some("true".to_owned()))];
+    let patched = applied(json!({"metadata": {}}), &patch::annotations(&service.metadata, added));
     assert_eq!(patched["metadata"]["annotations"]["config.linkerd.io/opaque-ports"], "3306");
-    assert!(patch::opaque_ports(&service.metadata, None).0.is_empty());
+    assert_eq!(patched["metadata"]["annotations"]["weft.io/require-mtls"], "true");
+    assert!(patch::annotations(&service.metadata, [("weft.io/require-mtls", None)]).0.is_empty());
 }
 
 #[test]

@@ -23,11 +23,7 @@ pub(super) fn of_service(
     hostname: Option<&str>,
 ) -> BTreeMap<String, Value> {
     let Some(object) = objects.find("Service", &service.namespace, &service.name) else { return BTreeMap::new() };
-    let slices = || {
-        objects.within("EndpointSlice", &service.namespace).filter(|slice| {
-            label(slice, "kubernetes.io/service-name") == Some(&service.name) && slice["addressType"] != "FQDN"
-        })
-    };
+    let slices = slices(objects, object);
     // 1.4: the port's name is looked up in the slice; a port that the Service does not declare is taken literally.
     let target_port = |slice: &Value| match declared(object, port) {
         None => Some(port),
@@ -37,7 +33,7 @@ pub(super) fn of_service(
         }
     };
     let mut candidates = Vec::new();
-    for slice in slices() {
+    for slice in slices.iter().copied() {
         let Some(target) = target_port(slice) else { continue };
         for endpoint in list(&slice["endpoints"]) {
             let is_ready = endpoint["conditions"]["ready"] != false;
@@ -71,7 +67,7 @@ pub(super) fn of_service(
         ("namespace".to_owned(), json!(service.namespace)),
         ("service".to_owned(), json!(service.name)),
     ]);
-    for slice in slices() {
+    for slice in slices.iter().copied() {
         shared.extend(mirrored(slice));
     }
     let mut found = BTreeMap::new();
@@ -100,6 +96,9 @@ pub(super) fn of_service(
                 }
             }
             labels.extend(shared.iter().map(|(key, value)| (key.clone(), value.clone())));
+            if requires_mtls(object) {
+                labels.insert("require_mtls".to_owned(), json!("true"));
+            }
             seen["locality"] = match (zone, its_zone.filter(|_| workload.is_some())) {
                 (Some(client), Some(its)) => json!(if client == its { "local" } else { "remote" }),
                 _ => json!("unknown"),
@@ -147,6 +146,26 @@ pub(super) fn discovery(service: &Value) -> Value {
         }
         None => json!("here"),
     }
+}
+
+/// The slices of a Service.
+fn slices<'a>(objects: &Objects<'a>, service: &Value) -> Vec<&'a Value> {
+    let is_of = |slice: &&Value| {
+        label(slice, "kubernetes.io/service-name") == Some(name(service)) && slice["addressType"] != "FQDN"
+    };
+    objects.within("EndpointSlice", namespace(service)).filter(is_of).collect()
+}
+
+/// Not Linkerd's: whether nothing may be sent to a Service's endpoints in plaintext. What cannot be read says so.
+fn requires_mtls(service: &Value) -> bool {
+    annotation(service, "weft.io/require-mtls").is_some_and(|value| !matches!(value, "0" | "false"))
+}
+
+/// Whether a Service lists a pod of its namespace, ready or not.
+fn lists(objects: &Objects<'_>, service: &Value, pod: &Value) -> bool {
+    let is_it = |reference: &Value| reference["kind"] == "Pod" && reference["name"] == name(pod);
+    let mut endpoints = slices(objects, service).into_iter().flat_map(|slice| list(&slice["endpoints"]));
+    endpoints.any(|endpoint| is_it(&endpoint["targetRef"]))
 }
 
 /// The zone of a node, if both are known.
@@ -358,6 +377,11 @@ pub(super) fn address_profile(objects: &Objects<'_>, cluster: &Cluster, addr: So
     };
     let Some(mut seen) = of_workload(objects, cluster, workload, port) else { return Ok(None) };
     seen["labels"]["namespace"] = json!(namespace(workload));
+    let mut services = objects.within("Service", namespace(workload));
+    let is_pod = workload["kind"] == "Pod";
+    if is_pod && services.any(|service| requires_mtls(service) && lists(objects, service, workload)) {
+        seen["labels"]["require_mtls"] = json!("true");
+    }
     if on_node {
         // Not Linkerd's: the node's address does not lead to the proxy's port.
         seen["transport"] = Value::Null;

@@ -112,7 +112,8 @@ fn service(dice: &mut Dice) -> Value {
     let opaque = ["80", "more", "8000-9000", "443", "My_Port,postgres-replication"].map(|list| json!(list));
     let opaque = dice.maybe(25, &opaque);
     let local = dice.maybe(25, &[json!("Local"), json!("Cluster")]);
-    let mut annotations = json!({"config.linkerd.io/opaque-ports": opaque});
+    let strict = dice.maybe(20, &["true", "1", "odd", "false"].map(|value| json!(value)));
+    let mut annotations = json!({"config.linkerd.io/opaque-ports": opaque, "weft.io/require-mtls": strict});
     let mut labels = Value::Null;
     merge(&mut annotations, if dice.chance(60) { traffic::annotations(dice) } else { json!({}) });
     merge(&mut annotations, if dice.chance(60) { traffic::balancing(dice) } else { json!({}) });
