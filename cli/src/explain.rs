@@ -183,13 +183,13 @@ impl ExplainArgs {
         let (channel, pod, destination) = match target {
             Target::Cluster(cluster) => {
                 let selection = Selection::in_cluster(named, namespace, &cluster).await?;
-                let (pod, node, requires_mtls) = pod_in_cluster(&cluster, &selection).await?;
+                let (pod, node, found) = pod_in_cluster(&cluster, &selection).await?;
                 let channel = on_node(&cluster, &node).await?;
                 let destination = match destination {
                     Destination::Known(known) => known,
                     Destination::Service(service) => service_in_cluster(&cluster, &service, &pod.namespace).await?,
                 };
-                in_cluster = Some((cluster, node, requires_mtls));
+                in_cluster = Some((cluster, node, endpoints::ips(&found), endpoints::requires_mtls(&found)));
                 (channel, pod, destination)
             }
             Target::Sandbox(state) => {
@@ -224,8 +224,9 @@ impl ExplainArgs {
         };
         let goes_to_the_proxy = request.direction() == Direction::Outbound && response.verdict == REDIRECT;
         let endpoints = match &in_cluster {
-            Some((cluster, node, requires_mtls)) if goes_to_the_proxy => {
-                let client = endpoints::Client { pod: &pod, node, requires_mtls: *requires_mtls };
+            Some((cluster, node, ips, requires_mtls)) if goes_to_the_proxy => {
+                let (ips, requires_mtls) = (ips.clone(), *requires_mtls);
+                let client = endpoints::Client { pod: &pod, node, ips, requires_mtls };
                 Some(endpoints::endpoints(cluster, &client, destination).await)
             }
             _ => None,
@@ -303,9 +304,9 @@ fn inbound_end(text: &str) -> Result<Destination> {
     Ok(Destination::Known(known))
 }
 
-/// A pod, its node, and whether its proxy refuses plaintext. Of a workload's pods, whose rules are the same, one that
-/// runs is preferred.
-pub(crate) async fn pod_in_cluster(cluster: &Cluster, selection: &Selection) -> Result<(PodRef, String, bool)> {
+/// A pod, its node, and the pod as the API server has it. Of a workload's pods, whose rules are the same, one that runs
+/// is preferred.
+pub(crate) async fn pod_in_cluster(cluster: &Cluster, selection: &Selection) -> Result<(PodRef, String, Pod)> {
     let namespace = selection.namespace.as_deref().unwrap_or(&cluster.default_namespace);
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
     let found = if let Some(name) = &selection.pod {
@@ -319,11 +320,11 @@ pub(crate) async fn pod_in_cluster(cluster: &Cluster, selection: &Selection) -> 
         let best = staying.min_by_key(|pod| !runs(pod));
         best.with_context(|| format!("there is no pod in namespace {namespace} with {labels}"))?
     };
-    let (name, requires_mtls) = (found.name_any(), endpoints::requires_mtls(&found));
-    let node = found.spec.and_then(|spec| spec.node_name);
+    let name = found.name_any();
+    let node = found.spec.as_ref().and_then(|spec| spec.node_name.clone());
     let node =
         node.with_context(|| format!("pod {namespace}/{name} has no node yet: `kubectl describe pod` says why"))?;
-    Ok((PodRef { namespace: namespace.to_owned(), name }, node, requires_mtls))
+    Ok((PodRef { namespace: namespace.to_owned(), name }, node, found))
 }
 
 pub(crate) async fn on_node(cluster: &Cluster, node: &str) -> Result<Channel> {

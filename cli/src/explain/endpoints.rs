@@ -4,7 +4,11 @@
 //! Owns the words for it. Refuses to know rules about pods: it asks the controller that proxies ask, and reads the
 //! answer as they do.
 
-use std::{collections::HashMap, fmt, net::SocketAddr};
+use std::{
+    collections::HashMap,
+    fmt,
+    net::{IpAddr, SocketAddr},
+};
 
 use anyhow::{Context as _, Result, anyhow};
 use hyper_util::rt::TokioIo;
@@ -71,10 +75,12 @@ impl Transport {
     }
 }
 
-/// The client, as far as the control plane's answer depends on it.
+/// The client, as far as the endpoints depend on it.
 pub(super) struct Client<'a> {
     pub(super) pod: &'a PodRef,
     pub(super) node: &'a str,
+    /// Its own addresses, to which its proxy connects without TLS.
+    pub(super) ips: Vec<IpAddr>,
     /// Whether its proxy may send nothing in plaintext.
     pub(super) requires_mtls: bool,
 }
@@ -89,6 +95,12 @@ pub(super) fn requires_mtls(pod: &Pod) -> bool {
     })
 }
 
+/// The addresses of a pod.
+pub(super) fn ips(pod: &Pod) -> Vec<IpAddr> {
+    let listed = pod.status.iter().flat_map(|status| status.pod_ips.iter().flatten());
+    listed.filter_map(|listed| listed.ip.parse().ok()).collect()
+}
+
 /// The endpoints of an address, as the proxy of the client would find them.
 pub(super) async fn endpoints(cluster: &Cluster, client: &Client<'_>, address: SocketAddr) -> Result<Vec<Endpoint>> {
     let asked = async {
@@ -100,7 +112,7 @@ pub(super) async fn endpoints(cluster: &Cluster, client: &Client<'_>, address: S
         Ok(found) => found?,
         Err(_) => return Err(anyhow!("the destination controller did not answer within {}s", ANSWER.as_secs())),
     };
-    Ok(read(found, &cluster.namespace, client.requires_mtls))
+    Ok(read(found, &cluster.namespace, client.requires_mtls, &client.ips))
 }
 
 /// Connects to a destination controller that runs, through the API server.
@@ -125,7 +137,8 @@ async fn controller(cluster: &Cluster) -> Result<Channel> {
     channel.await.map_err(|error| anyhow!("the destination controller: {:#}", anyhow::Error::from(error)))
 }
 
-/// The first answer about an address: its endpoint, or those of its Service.
+/// The first answers about an address: its endpoint, or those of its Service, or of those that the ServiceProfile names
+/// instead.
 async fn ask(channel: Channel, client: &Client<'_>, address: SocketAddr) -> Result<Vec<WeightedAddr>, tonic::Status> {
     let PodRef { namespace, name } = client.pod;
     let token = serde_json::json!({"ns": namespace, "nodeName": client.node, "pod": name}).to_string();
@@ -139,24 +152,50 @@ async fn ask(channel: Channel, client: &Client<'_>, address: SocketAddr) -> Resu
     if profile.fully_qualified_name.is_empty() {
         return Ok(vec![WeightedAddr { addr: Some(address.into()), ..WeightedAddr::default() }]);
     }
-    let service = format!("{}:{}", profile.fully_qualified_name, address.port());
-    let mut updates = controller.get(question(service)).await?.into_inner();
-    match updates.message().await?.and_then(|message| message.update) {
-        Some(Update::Add(WeightedAddrSet { addrs, .. })) => Ok(addrs),
-        _ => Ok(Vec::new()),
+    let services = match profile.dst_overrides.is_empty() {
+        true => vec![format!("{}:{}", profile.fully_qualified_name, address.port())],
+        // One without a weight gets nothing.
+        false => profile.dst_overrides.into_iter().filter(|dst| dst.weight > 0).map(|dst| dst.authority).collect(),
+    };
+    let mut found = Vec::new();
+    for service in services {
+        let mut updates = controller.get(question(service)).await?.into_inner();
+        if let Some(Update::Add(WeightedAddrSet { addrs, .. })) = updates.message().await?.and_then(|it| it.update) {
+            found.extend(addrs);
+        }
     }
+    Ok(found)
 }
 
-/// What a proxy makes of the controller's messages; what is not mutual TLS first.
-fn read(found: Vec<WeightedAddr>, control_namespace: &str, requires_mtls: bool) -> Vec<Endpoint> {
-    let read = found.into_iter().filter_map(|message| endpoint(message, control_namespace, requires_mtls));
+/// What a proxy, whose pod has the addresses `own`, makes of the controller's messages; what is not mutual TLS first.
+fn read(found: Vec<WeightedAddr>, control_namespace: &str, requires_mtls: bool, own: &[IpAddr]) -> Vec<Endpoint> {
+    let read = found.into_iter().filter_map(|message| {
+        let address = message.addr.and_then(|addr| SocketAddr::try_from(addr).ok())?;
+        match own.contains(&address.ip()) {
+            true => Some(own_endpoint(address, message)),
+            false => Some(endpoint(address, message, control_namespace, requires_mtls)),
+        }
+    });
     let mut endpoints: Vec<_> = read.collect();
     endpoints.sort_by_key(|endpoint| (endpoint.transport, endpoint.address));
+    // Two Services may have one pod.
+    endpoints.dedup();
     endpoints
 }
 
-fn endpoint(message: WeightedAddr, control_namespace: &str, requires_mtls: bool) -> Option<Endpoint> {
-    let address = message.addr.and_then(|addr| SocketAddr::try_from(addr).ok())?;
+/// The client's own pod, which is never refused: nothing leaves the pod.
+fn own_endpoint(address: SocketAddr, mut message: WeightedAddr) -> Endpoint {
+    Endpoint {
+        address,
+        pod: message.metric_labels.remove("pod"),
+        transport: Transport::Plaintext,
+        identity: None,
+        hint: "detected",
+        reason: "it is the client's own pod, which the proxy reaches over lo".to_owned(),
+    }
+}
+
+fn endpoint(address: SocketAddr, message: WeightedAddr, control_namespace: &str, requires_mtls: bool) -> Endpoint {
     let labels = message.metric_labels;
     let identity = message.tls_identity.and_then(|tls| tls.strategy).map(|strategy| match strategy {
         tls_identity::Strategy::DnsLikeIdentity(id) => id.name,
@@ -179,7 +218,7 @@ fn endpoint(message: WeightedAddr, control_namespace: &str, requires_mtls: bool)
             (Transport::Refused, format!("{reason}, and {} of {whose} forbids plaintext", labels::REQUIRE_MTLS))
         }
     };
-    Some(Endpoint { address, pod: labels.get("pod").cloned(), transport, identity, hint, reason })
+    Endpoint { address, pod: labels.get("pod").cloned(), transport, identity, hint, reason }
 }
 
 /// Why the control plane names no identity, by the labels of the endpoint.
@@ -238,7 +277,7 @@ mod tests {
     use serde_json::json;
     use tonic::{Request, Response, Status, transport::Server};
     use weft_proto::linkerd::destination::{
-        self, DestinationProfile, NoEndpoints, ProtocolHint, TlsIdentity,
+        self, DestinationProfile, NoEndpoints, ProtocolHint, TlsIdentity, WeightedDst,
         destination_server::{Destination, DestinationServer},
     };
 
@@ -251,9 +290,9 @@ mod tests {
     #[test]
     fn what_is_not_encrypted_stands_out() {
         let tone = |found| lines(&Ok(found))[0].0;
-        assert_eq!(tone(read(vec![meshed(9, None)], "linkerd", false)), None);
-        assert_eq!(tone(read(vec![message(9, &[])], "linkerd", false)), Some(Tone::Warning));
-        assert_eq!(tone(read(vec![message(9, &[])], "linkerd", true)), Some(Tone::Bad));
+        assert_eq!(tone(read(vec![meshed(9, None)], "linkerd", false, &[])), None);
+        assert_eq!(tone(read(vec![message(9, &[])], "linkerd", false, &[])), Some(Tone::Warning));
+        assert_eq!(tone(read(vec![message(9, &[])], "linkerd", true, &[])), Some(Tone::Bad));
         assert_eq!(tone(Vec::new()), Some(Tone::Bad));
     }
 
@@ -278,7 +317,7 @@ mod tests {
     }
 
     fn said(message: WeightedAddr, requires_mtls: bool) -> String {
-        texts(Ok(read(vec![message], "linkerd", requires_mtls))).join("\n")
+        texts(Ok(read(vec![message], "linkerd", requires_mtls, &[]))).join("\n")
     }
 
     #[test]
@@ -308,6 +347,8 @@ mod tests {
         assert_eq!(of_service, format!("{why} the Service forbids plaintext"));
         assert_eq!(said(message(9, &[]), true), format!("{why} the client's pod forbids plaintext"));
         assert!(said(meshed(9, None), true).ends_with(": mutual TLS with web.shop.serviceaccount"));
+        let own = read(vec![message(9, &[])], "linkerd", true, &["10.0.0.9".parse().unwrap()]);
+        assert_eq!(own[0].transport, Transport::Plaintext, "nothing leaves the pod");
 
         let refusing = |value: &str| {
             let env = json!([{"name": REQUIRE_MTLS, "value": value}]);
@@ -326,7 +367,7 @@ mod tests {
         let opaque = protocol_hint::Protocol::Opaque(protocol_hint::Opaque {});
         assert_eq!(said(meshed(9, Some(opaque)), false), format!("{identity}, as opaque TCP"));
         assert_eq!(said(meshed(9, None), false), identity);
-        let object = serde_json::to_value(read(vec![meshed(9, None)], "linkerd", false)).unwrap();
+        let object = serde_json::to_value(read(vec![meshed(9, None)], "linkerd", false, &[])).unwrap();
         let expected = json!([{"address": "10.0.0.9:8080", "pod": "web-0", "transport": "mutual_tls",
             "identity": "web.shop.serviceaccount", "hint": "detected", "reason": ""}]);
         assert_eq!(object, expected);
@@ -336,13 +377,13 @@ mod tests {
     fn endpoints_in_plaintext_are_shown_first_and_the_rest_is_counted() {
         let mut found: Vec<_> = (1..=20).map(|octet| meshed(octet, None)).collect();
         found.push(message(99, &[]));
-        let lines = texts(Ok(read(found, "linkerd", false)));
+        let lines = texts(Ok(read(found, "linkerd", false, &[])));
         assert_eq!(lines.len(), SHOWN + 1);
         assert!(lines[0].starts_with("endpoint 10.0.0.99:8080: plaintext"), "{lines:#?}");
         assert_eq!(lines[SHOWN], "         and 11 more, 0 of them without mutual TLS");
     }
 
-    /// What a controller is asked, and answers about two Services and a pod. As in truth, its streams do not end.
+    /// What a controller is asked, and answers about Services and a pod. As in truth, its streams do not end.
     #[derive(Clone, Default)]
     struct Controller(Arc<Mutex<Vec<String>>>);
 
@@ -369,6 +410,14 @@ mod tests {
                 "web.shop.svc.cluster.local:80" => {
                     Update::Add(WeightedAddrSet { addrs: vec![meshed(1, None)], ..WeightedAddrSet::default() })
                 }
+                "canary.shop.svc.cluster.local:80" => {
+                    let addrs = vec![message(2, &[("pod", "canary-0")]), meshed(1, None)];
+                    Update::Add(WeightedAddrSet { addrs, ..WeightedAddrSet::default() })
+                }
+                "peers.shop.svc.cluster.local:80" => {
+                    let addrs = vec![meshed(1, None), meshed(7, None)];
+                    Update::Add(WeightedAddrSet { addrs, ..WeightedAddrSet::default() })
+                }
                 _ => Update::NoEndpoints(NoEndpoints { exists: true }),
             };
             answer(destination::Update { update: Some(update) })
@@ -382,6 +431,14 @@ mod tests {
             answer(match &*self.asked("profile", request.into_inner()) {
                 "10.96.0.1:80" => named("web.shop.svc.cluster.local"),
                 "10.96.0.2:80" => named("empty.shop.svc.cluster.local"),
+                "10.96.0.3:80" => {
+                    let instead = [("canary", 1), ("web", 9), ("gone", 0)].map(|(name, weight)| {
+                        let authority = format!("{name}.shop.svc.cluster.local:80");
+                        WeightedDst { authority, weight, ..WeightedDst::default() }
+                    });
+                    DestinationProfile { dst_overrides: instead.into(), ..named("split.shop.svc.cluster.local") }
+                }
+                "10.96.0.4:80" => named("peers.shop.svc.cluster.local"),
                 "10.0.0.9:8080" => DestinationProfile { endpoint: Some(meshed(9, None)), ..Default::default() },
                 _ => DestinationProfile::default(),
             })
@@ -402,15 +459,26 @@ mod tests {
         });
         let channel = GrpcEndpoint::from_static("http://destination").connect_with_connector(connector).await.unwrap();
         let pod = PodRef { namespace: "shop".into(), name: "client-0".into() };
-        let client = Client { pod: &pod, node: "node-1", requires_mtls: false };
+        let ips = vec!["10.0.0.7".parse().unwrap()];
+        let client = Client { pod: &pod, node: "node-1", ips, requires_mtls: false };
+        let web = "endpoint 10.0.0.1:8080 (web-0): mutual TLS with web.shop.serviceaccount";
         for (address, expected) in [
-            ("10.96.0.1:80", &["endpoint 10.0.0.1:8080 (web-0): mutual TLS with web.shop.serviceaccount"][..]),
+            ("10.96.0.1:80", &[web][..]),
             ("10.96.0.2:80", &["endpoint none is available"]),
+            ("10.96.0.3:80", &["endpoint 10.0.0.2:8080 (canary-0): plaintext, because pod canary-0 has no proxy", web]),
+            (
+                "10.96.0.4:80",
+                &[
+                    "endpoint 10.0.0.7:8080 (web-0): plaintext, because it is the client's own pod, which the proxy \
+                   reaches over lo",
+                    web,
+                ],
+            ),
             ("10.0.0.9:8080", &["endpoint 10.0.0.9:8080 (web-0): mutual TLS with web.shop.serviceaccount"]),
             ("8.8.8.8:443", &["endpoint 8.8.8.8:443: plaintext, because no pod of the cluster has this address"]),
         ] {
             let found = ask(channel.clone(), &client, address.parse().unwrap()).await.unwrap();
-            assert_eq!(texts(Ok(read(found, "linkerd", false))), expected);
+            assert_eq!(texts(Ok(read(found, "linkerd", client.requires_mtls, &client.ips))), expected);
         }
         let asked = controller.0.lock().unwrap().clone();
         let expected = [
@@ -418,6 +486,11 @@ mod tests {
             "get web.shop.svc.cluster.local:80",
             "profile 10.96.0.2:80",
             "get empty.shop.svc.cluster.local:80",
+            "profile 10.96.0.3:80",
+            "get canary.shop.svc.cluster.local:80",
+            "get web.shop.svc.cluster.local:80",
+            "profile 10.96.0.4:80",
+            "get peers.shop.svc.cluster.local:80",
             "profile 10.0.0.9:8080",
             "profile 8.8.8.8:443",
         ];
