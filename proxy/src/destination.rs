@@ -35,7 +35,7 @@ impl Destination {
     pub(crate) fn port(&self) -> u16 {
         match self {
             Self::Addr(addr) => addr.port(),
-            Self::Name(name) => name.port.get(),
+            Self::Name(name) => name.port(),
         }
     }
 }
@@ -74,6 +74,10 @@ impl Name {
 
     pub(crate) fn host(&self) -> &str {
         &self.host
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port.get()
     }
 
     /// The name as an HTTP request contains it, without HTTP's own port.

@@ -2,10 +2,13 @@
 //!
 //! Each function panics if a parser violates its guarantee, and returns nothing.
 
+mod discovery;
+mod form;
 mod inbound;
 mod outbound;
 mod probe;
 mod routes;
+mod svid;
 mod wire;
 
 use futures::FutureExt as _;
@@ -72,7 +75,8 @@ pub fn transport_header(mut bytes: &[u8]) {
 }
 
 /// Parses target and headers of an HTTP/1 request: `METHOD TARGET HTTP/1.1` and headers, one a line. The request is
-/// then sent to the peer's proxy over HTTP/2, where it becomes HTTP/1 again.
+/// then sent to the peer's proxy over HTTP/2, where it becomes HTTP/1 again. If it is not refused, it names one host,
+/// and a gateway that it passed notices when it comes back.
 pub fn request(bytes: &[u8]) {
     let mut fields = [httparse::EMPTY_HEADER; 32];
     let mut parsed = httparse::Request::new(&mut fields);
@@ -88,7 +92,9 @@ pub fn request(bytes: &[u8]) {
             request = request.header(name, value);
         }
     }
-    let Ok(mut request) = request.body(Body::Empty) else { return };
+    let Ok(request) = request.body(()) else { return };
+    form::check(&request);
+    let mut request = request.map(|()| Body::Empty);
     let version = request.version();
     let _ = headers::wants_upgrade(&request);
     let fallback = orig_proto::host(request.headers());
@@ -192,6 +198,24 @@ pub fn outbound_policy(bytes: &[u8]) {
     outbound::policy(bytes);
 }
 
+/// Reads a change of a Service's endpoints, a `destination.Update`. What was sent with an identity has that identity,
+/// or is no endpoint.
+pub fn endpoints(bytes: &[u8]) {
+    discovery::endpoints(bytes);
+}
+
+/// Reads a destination's profile, a `destination.DestinationProfile`. It is understood as a whole, within bounds, or
+/// not at all.
+pub fn destination_profile(bytes: &[u8]) {
+    discovery::profile(bytes);
+}
+
+/// Reads certificates, keys and trust bundles, an `X509SVIDResponse`. Credentials have the name that was asked for, and
+/// no part is skipped.
+pub fn svid(bytes: &[u8]) {
+    svid::update(bytes);
+}
+
 /// Changes one field of the protobuf message in the first `size` bytes of `data`; returns the new size, at most
 /// `max_size`. Now and then, and where there is no message, `change_bytes` changes the bytes: libFuzzer's
 /// `fuzzer_mutate`, which takes and returns the same sizes.
@@ -213,10 +237,17 @@ mod tests {
 
     type Target = fn(&[u8]);
 
-    const TARGETS: [(&str, Target); 2] = [("inbound_policy", inbound_policy), ("outbound_policy", outbound_policy)];
+    const TARGETS: [(&str, Target); 6] = [
+        ("inbound_policy", inbound_policy),
+        ("outbound_policy", outbound_policy),
+        ("endpoints", endpoints),
+        ("destination_profile", destination_profile),
+        ("svid", svid),
+        ("request", request),
+    ];
 
     /// The inputs that a target starts from.
-    fn seeds(target: &str) -> Vec<Vec<u8>> {
+    pub(super) fn seeds(target: &str) -> Vec<Vec<u8>> {
         let own = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
         let directory = Path::new(&own).join("../fuzz/corpus").join(target);
         let files = fs::read_dir(&directory).unwrap().map(|entry| fs::read(entry.unwrap().path()).unwrap());

@@ -14,7 +14,7 @@ mod accept;
 pub(crate) mod admin;
 mod direct;
 mod error;
-mod gateway;
+pub(crate) mod gateway;
 mod http;
 mod profiles;
 mod target;

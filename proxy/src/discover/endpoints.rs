@@ -4,7 +4,10 @@ use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
 use tokio::sync::watch;
 use tonic::Code;
-use weft_proto::linkerd::destination::{GetDestination, Update, destination_client::DestinationClient, update};
+use weft_proto::linkerd::{
+    destination::{GetDestination, Update, destination_client::DestinationClient, update},
+    net::TcpAddress,
+};
 
 use super::endpoint::EndpointInfo;
 use crate::{control::ControlClient, pauses::Pauses};
@@ -53,27 +56,36 @@ pub(super) async fn watch(
     }
 }
 
-fn apply(set: &mut EndpointSet, message: Update) {
+pub(crate) fn apply(set: &mut EndpointSet, message: Update) {
     match message.update {
         Some(update::Update::Add(add)) => {
-            for addr in add.addrs {
-                match EndpointInfo::read(addr, &add.metric_labels) {
+            for weighted in add.addrs {
+                let addr = weighted.addr;
+                match EndpointInfo::read(weighted, &add.metric_labels) {
                     Ok(endpoint) => {
                         set.insert(endpoint.addr, Arc::new(endpoint));
                     }
-                    Err(error) => tracing::warn!(%error, "endpoint is left out"),
+                    Err(error) => {
+                        tracing::warn!(%error, "endpoint is left out");
+                        // What it was before may lack the identity that it has now.
+                        remove(set, addr);
+                    }
                 }
             }
         }
-        Some(update::Update::Remove(remove)) => {
-            for addr in remove.addrs {
-                if let Ok(addr) = SocketAddr::try_from(addr) {
-                    set.remove(&addr);
-                }
+        Some(update::Update::Remove(removed)) => {
+            for addr in removed.addrs {
+                remove(set, Some(addr));
             }
         }
         Some(update::Update::NoEndpoints(_)) => set.clear(),
         None => {}
+    }
+}
+
+fn remove(set: &mut EndpointSet, addr: Option<TcpAddress>) {
+    if let Some(addr) = addr.and_then(|addr| SocketAddr::try_from(addr).ok()) {
+        set.remove(&addr);
     }
 }
 
@@ -87,7 +99,7 @@ mod tests {
         Update { update: Some(update) }
     }
 
-    fn addrs(addrs: &[&str]) -> Vec<weft_proto::linkerd::net::TcpAddress> {
+    fn addrs(addrs: &[&str]) -> Vec<TcpAddress> {
         addrs.iter().map(|addr| addr.parse::<SocketAddr>().unwrap().into()).collect()
     }
 
@@ -95,6 +107,16 @@ mod tests {
         let addrs =
             addrs(list).into_iter().map(|addr| WeightedAddr { addr: Some(addr), ..Default::default() }).collect();
         update(update::Update::Add(WeightedAddrSet { addrs, ..Default::default() }))
+    }
+
+    #[test]
+    fn an_endpoint_whose_identity_becomes_unreadable_is_not_left_as_it_was() {
+        let mut set = EndpointSet::new();
+        apply(&mut set, add(&["10.0.0.1:80", "10.0.0.2:80"]));
+        let addr = addrs(&["10.0.0.1:80"]).pop();
+        let unnamed = WeightedAddr { addr, tls_identity: Some(Default::default()), ..Default::default() };
+        apply(&mut set, update(update::Update::Add(WeightedAddrSet { addrs: vec![unnamed], ..Default::default() })));
+        assert_eq!(set.into_keys().collect::<Vec<_>>(), ["10.0.0.2:80".parse().unwrap()]);
     }
 
     #[test]

@@ -44,7 +44,7 @@ pub(crate) struct Profile {
 
 /// Why a profile cannot be used.
 #[derive(Debug, thiserror::Error)]
-enum ProfileError {
+pub(crate) enum ProfileError {
     /// Its endpoint cannot be parsed.
     #[error("read the profile's endpoint")]
     Endpoint(#[from] EndpointError),
@@ -54,7 +54,7 @@ enum ProfileError {
 }
 
 impl Profile {
-    fn read(message: DestinationProfile) -> Result<Self, ProfileError> {
+    pub(crate) fn read(message: DestinationProfile) -> Result<Self, ProfileError> {
         let endpoint = match message.endpoint {
             None => None,
             Some(endpoint) => Some(Arc::new(EndpointInfo::read(endpoint, &HashMap::new())?)),

@@ -5,21 +5,26 @@ use std::{sync::Arc, time::Duration};
 use http::{Request, Version};
 use prost::Message as _;
 use tokio::time::Instant;
-use weft_proto::linkerd::outbound::{
-    self, OutboundPolicy, backend,
-    proxy_protocol::{Grpc, Http1, Http2, Kind, Opaque, Tls},
+use weft_proto::linkerd::{
+    destination::{WeightedAddr, tls_identity::Strategy},
+    outbound::{
+        self, OutboundPolicy, backend,
+        proxy_protocol::{Grpc, Http1, Http2, Kind, Opaque, Tls},
+    },
 };
 
 use super::routes::{self, Matches, Parts, SentRoute, SentRule};
 use crate::{
     destination::Destination,
     discover::{
+        endpoint::EndpointInfo,
         policy,
         route::{
             Accrual, Action, Backend, BackendKind, Distribution, HttpRoutes, OpaqueRoute, Policy, Protocol,
             RouteBackend, SuccessRate,
         },
     },
+    metrics::is_label_key,
     request::{
         backoff::Backoff,
         terms::{MAX_REPLAY_BYTES, RetryWhen, Terms},
@@ -129,19 +134,11 @@ fn check_server_names(read: &[OpaqueRoute], sent: &Tls) {
     }
 }
 
-/// A backend that was sent without a kind gets nothing; an endpoint with an identity has to prove it.
+/// A backend that was sent without a kind gets nothing.
 fn check_backend(read: &Backend, sent: &outbound::Backend) {
     match (&read.kind, &sent.kind) {
         (BackendKind::Missing, None) => {}
-        (BackendKind::Forward(endpoint), Some(backend::Kind::Forward(sent))) => {
-            assert_eq!(endpoint.tls.is_some(), sent.tls_identity.is_some());
-            assert_ne!(endpoint.addr.port(), 0);
-            if let Some(pings) = &endpoint.pings {
-                assert!(!pings.keepalive.interval.is_zero());
-                check_duration(pings.keepalive.interval);
-                check_duration(pings.keepalive.timeout);
-            }
-        }
+        (BackendKind::Forward(endpoint), Some(backend::Kind::Forward(sent))) => check_endpoint(endpoint, sent),
         (BackendKind::Balance { load, accrual, .. }, Some(backend::Kind::Balancer(_))) => {
             let penalty = load.penalty.iter().flat_map(|of| [of.penalty, of.max_retry_after, of.decay]);
             penalty.chain([load.default_rtt, load.decay]).for_each(check_duration);
@@ -149,6 +146,27 @@ fn check_backend(read: &Backend, sent: &outbound::Backend) {
             accrual.iter().for_each(|accrual| check_accrual(accrual));
         }
         (read, sent) => panic!("{read:?} was read from {sent:?}"),
+    }
+}
+
+/// An endpoint that was sent with an identity has to prove that one, and its labels are names that metrics can have.
+pub(super) fn check_endpoint(read: &EndpointInfo, sent: &WeightedAddr) {
+    let identity = sent.tls_identity.as_ref().map(|sent| match &sent.strategy {
+        Some(Strategy::DnsLikeIdentity(dns)) => dns.name.as_str(),
+        Some(Strategy::UriLikeIdentity(uri)) => uri.uri.as_str(),
+        None => panic!("{read:?} was read from {sent:?}"),
+    });
+    match (&read.tls, identity) {
+        (None, None) => {}
+        (Some(tls), Some(identity)) => assert!(tls.server_id.as_str().eq_ignore_ascii_case(identity), "{tls:?}"),
+        (tls, identity) => panic!("{tls:?} was read from {identity:?}"),
+    }
+    assert_ne!(read.addr.port(), 0);
+    assert!(read.labels.iter().all(|(key, _)| is_label_key(key)), "{:?}", read.labels);
+    if let Some(pings) = &read.pings {
+        assert!(!pings.keepalive.interval.is_zero());
+        check_duration(pings.keepalive.interval);
+        check_duration(pings.keepalive.timeout);
     }
 }
 
@@ -184,7 +202,7 @@ fn check_backoff(backoff: &Backoff) {
     }
 }
 
-fn check_duration(duration: Duration) {
+pub(super) fn check_duration(duration: Duration) {
     assert!(duration <= MAX_DURATION, "{duration:?}");
 }
 

@@ -70,8 +70,13 @@ fn read_host(value: &HeaderValue) -> Result<Option<Authority>, Failure> {
 
 fn is_same(one: &Authority, other: &Authority, scheme: Option<&Scheme>) -> bool {
     let default = if scheme == Some(&Scheme::HTTPS) { 443 } else { 80 };
-    let port = |authority: &Authority| authority.port_u16().unwrap_or(default);
-    one.host().eq_ignore_ascii_case(other.host()) && port(one) == port(other)
+    // A port that is no number is nobody's.
+    let port = |authority: &Authority| match authority.as_str().get(authority.host().len()..) {
+        Some("" | ":") => Some(default),
+        rest => rest?.strip_prefix(':')?.parse().ok(),
+    };
+    let of_one: Option<u16> = port(one);
+    one.host().eq_ignore_ascii_case(other.host()) && of_one.is_some() && of_one == port(other)
 }
 
 #[cfg(test)]
@@ -155,9 +160,14 @@ mod tests {
 
     #[test]
     fn host_and_authority_of_http2_agree() {
-        for (host, fits) in
-            [("allowed", true), ("Allowed:80", true), ("secret", false), ("allowed:81", false), ("", false)]
-        {
+        for (host, fits) in [
+            ("allowed", true),
+            ("Allowed:80", true),
+            ("secret", false),
+            ("allowed:81", false),
+            ("allowed:99999", false),
+            ("", false),
+        ] {
             assert_eq!(host_of(Version::HTTP_2, "GET", "http://allowed/", &[host]).is_some(), fits, "{host}");
         }
     }

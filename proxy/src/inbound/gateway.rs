@@ -53,7 +53,7 @@ pub(super) struct Route {
     is_own: bool,
 }
 
-struct Target {
+pub(crate) struct Target {
     name: Name,
     authority: Authority,
     host: HeaderValue,
@@ -126,7 +126,7 @@ impl Route {
 }
 
 impl Target {
-    fn new(name: Name, own: &Identity, client: &Identity) -> Option<Self> {
+    pub(crate) fn new(name: Name, own: &Identity, client: &Identity) -> Option<Self> {
         let host = name.http_authority();
         let forwarded = format!("by={own};for={client};host={host};proto=https");
         let forwarded = HeaderValue::try_from(forwarded).ok()?;
@@ -134,9 +134,11 @@ impl Target {
     }
 
     /// Gives a request the name that was checked, and says whom it comes from.
-    fn prepare<B>(&self, request: &mut Request<B>) {
-        let named = request.uri().authority().map(Authority::host);
-        let is_named = named.is_some_and(|host| host.eq_ignore_ascii_case(self.name.host()));
+    pub(crate) fn prepare<B>(&self, request: &mut Request<B>) {
+        let is_named = request.uri().authority().is_some_and(|named| {
+            let has_port = named.port_u16().is_none_or(|port| port == self.name.port());
+            has_port && named.host().eq_ignore_ascii_case(self.name.host())
+        });
         if request.version() != Version::HTTP_2 || !is_named {
             replace_authority(request, &self.authority, &self.host);
         } else {
@@ -153,7 +155,7 @@ fn label_of(labelled: &mut HashSet<Box<str>>, host: &str) -> Cow<'static, str> {
 }
 
 /// Whether a `Forwarded` field (RFC 7239) names this gateway. Its replicas share an identity.
-fn has_been_here(headers: &HeaderMap, own: &Identity) -> bool {
+pub(crate) fn has_been_here(headers: &HeaderMap, own: &Identity) -> bool {
     let fields = headers.get_all(FORWARDED).iter().filter_map(|field| field.to_str().ok());
     let mut pairs = fields.flat_map(|field| field.split([',', ';'])).filter_map(|pair| pair.split_once('='));
     pairs.any(|(key, value)| key.trim().eq_ignore_ascii_case("by") && value.trim().trim_matches('"') == own.as_str())

@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// The deepest nesting of conditions. What the API server takes in one object nests less.
-const MAX_DEPTH: usize = 32;
+pub(crate) const MAX_DEPTH: usize = 32;
 
 /// A ServiceProfile's routes in their order; the first that matches a request is its route.
 #[derive(Clone, Debug, Default)]
