@@ -114,8 +114,13 @@ fn open_head() -> Vec<u8> {
 }
 
 fn continuation(_n: u32) -> Vec<u8> {
+    continued(1)
+}
+
+/// More of a stream's head that goes on.
+fn continued(stream: u32) -> Vec<u8> {
     // A literal field, never indexed: `x: ...`.
-    frame(9, 0, 1, &[&[0x10, 1, b'x', 0x7f, 0x81, 0x3f][..], &[b'y'; 8192]].concat())
+    frame(9, 0, stream, &[&[0x10, 1, b'x', 0x7f, 0x81, 0x3f][..], &[b'y'; 8192]].concat())
 }
 
 /// The first head puts 3 KiB into the table, and each head names it 2,000 times.

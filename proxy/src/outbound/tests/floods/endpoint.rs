@@ -12,17 +12,29 @@ struct Flood {
     pieces: u32,
     /// Requests of one client, which reads no body.
     requests: u32,
-    /// Whether the proxy reads all of it, and then the server's response. Otherwise it closes the connection.
+    /// Whether the proxy reads all of it, and then the server's response to the last request. Otherwise it closes the
+    /// connection.
     is_read: bool,
     /// The most that the process may grow by at any time, in MiB.
     mib: u64,
 }
 
-const FLOODS: [Flood; 3] = [
-    Flood { name: "1xx", piece: |_, id| hint(id, &[]), pieces: 400_000, requests: 1, is_read: true, mib: 24 },
-    Flood { name: "1xx from the table", piece: large_hint, pieces: 4_000, requests: 1, is_read: true, mib: 24 },
+const FLOODS: [Flood; 9] = [
+    read_whole("1xx", |_, id| hint(id, &[]), 400_000, 1),
+    read_whole("1xx from the table", large_hint, 4_000, 1),
     Flood { name: "small DATA", piece: message, pieces: 4_000, requests: 100, is_read: false, mib: 48 },
+    read_whole("SETTINGS", |_, _| frame(4, 0, 0, &[0, 4, 0, 1, 0, 0]), 200_000, 1),
+    read_whole("PING", |_, _| frame(6, 0, 0, &[7; 8]), 200_000, 1),
+    read_whole("WINDOW_UPDATE", windows, 200_000, 1),
+    read_whole("RST_STREAM", |_, id| reset_before(id), 4_000, 50),
+    Flood { name: "empty DATA", piece: empty, pieces: 200_000, requests: 1, is_read: false, mib: 24 },
+    Flood { name: "CONTINUATION", piece: endless_head, pieces: 10_000, requests: 1, is_read: false, mib: 24 },
 ];
+
+/// A flood that the proxy reads, and of which nothing stays.
+const fn read_whole(name: &'static str, piece: fn(u32, u32) -> Vec<u8>, pieces: u32, requests: u32) -> Flood {
+    Flood { name, piece, pieces, requests, is_read: true, mib: 24 }
+}
 
 /// A head with status 103, a literal that is never indexed, and fields.
 fn hint(stream: u32, fields: &[u8]) -> Vec<u8> {
@@ -40,6 +52,26 @@ fn large_hint(n: u32, stream: u32) -> Vec<u8> {
 fn message(n: u32, stream: u32) -> Vec<u8> {
     let head = if n == 0 { frame(1, 4, stream, &[0x88]) } else { Vec::new() };
     [head, frame(0, 0, stream, &[7; 16])].concat()
+}
+
+/// A byte more for the connection, and one for the stream.
+fn windows(_n: u32, stream: u32) -> Vec<u8> {
+    [frame(8, 0, 0, &[0, 0, 0, 1]), frame(8, 0, stream, &[0, 0, 0, 1])].concat()
+}
+
+/// Resets the stream before, or the first one, so that the last one can be answered.
+fn reset_before(stream: u32) -> Vec<u8> {
+    frame(3, 0, stream.max(3) - 2, &[0, 0, 0, 8])
+}
+
+/// Status 200, and then DATA without a byte.
+fn empty(n: u32, stream: u32) -> Vec<u8> {
+    if n == 0 { frame(1, 4, stream, &[0x88]) } else { frame(0, 0, stream, &[]) }
+}
+
+/// Status 200, and fields without an end.
+fn endless_head(n: u32, stream: u32) -> Vec<u8> {
+    if n == 0 { frame(1, 0, stream, &[0x88]) } else { continued(stream) }
 }
 
 /// The most resident memory that this process ever had, in MiB.
@@ -78,7 +110,7 @@ impl Flood {
         let _ = server.serve_connection(TokioIo::new(stream), service_fn(super::answer)).await;
     }
 
-    /// Answers requests until the client closes.
+    /// Floods for each request, and answers the last one if the flood is read; reads until the client closes.
     async fn answer(self, stream: &mut TcpStream) -> std::io::Result<()> {
         stream.read_exact(&mut [0; 24]).await?;
         let (mut from, mut to) = stream.split();
@@ -93,7 +125,9 @@ impl Flood {
         };
         let write = async {
             to.write_all(&frame(4, 0, 0, &[])).await?;
+            let mut left = self.requests;
             while let Some(id) = asked.recv().await {
+                left -= 1;
                 let mut buffer = Vec::new();
                 for n in 0..self.pieces {
                     buffer.extend((self.piece)(n, id));
@@ -102,7 +136,7 @@ impl Flood {
                         buffer.clear();
                     }
                 }
-                if self.is_read {
+                if self.is_read && left == 0 {
                     // Status 204.
                     to.write_all(&frame(1, 5, id, &[0x89])).await?;
                 }
@@ -130,7 +164,7 @@ impl Flood {
             }
             loop {
                 let received = next_frame(&mut client).await.expect("the proxy closes");
-                if received.kind == 1 {
+                if received.kind == 1 && received.stream == stream(self.requests - 1) {
                     return assert_eq!(received.payload[0], 0x89, "{}", received.payload.escape_ascii());
                 }
             }
