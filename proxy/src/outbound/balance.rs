@@ -301,13 +301,7 @@ impl Balancer {
                 .or_else(|| (0..endpoints.len()).find(|index| is_available(*index))),
         };
         match picked {
-            Some(index) => {
-                // What probes an endpoint may fail, and ends fail-fast when it is connected.
-                if !endpoints[index].picked(now) {
-                    self.pool.fail_fast.exit(&self.pool.metrics);
-                }
-                Ok(InFlight::start(Arc::clone(&endpoints[index]), now))
-            }
+            Some(index) => Ok(InFlight::start(Arc::clone(&endpoints[index]), now)),
             None => Err(Unready::Until(endpoints.iter().filter_map(|endpoint| endpoint.blocked_until(now)).min())),
         }
     }
@@ -451,26 +445,27 @@ impl Balanced {
         }
     }
 
-    /// Records that the end of a request will not be known.
+    /// Records that the end of a probe will not be known.
     fn abandoned(&self) {
-        let was_probe = self.breaker.as_ref().is_some_and(|breaker| breaker.lock().abandoned(Instant::now()));
-        if was_probe {
+        let was_awaited = self.breaker.as_ref().is_some_and(|breaker| breaker.lock().abandoned(Instant::now()));
+        if was_awaited {
             self.pool.woken.notify_waiters();
         }
     }
 
     /// Records that the endpoint was picked; after its rest, only this connection may probe it, and after an ejection
-    /// only this request. Returns whether it had a rest.
+    /// only this request. Returns whether the request is such a probe.
     fn picked(&self, now: Instant) -> bool {
-        if let Some(breaker) = &self.breaker {
-            breaker.lock().picked();
-        }
+        let is_probe = self.breaker.as_ref().is_some_and(|breaker| breaker.lock().picked(now));
         let mut rest = self.rest.lock();
         rest.probing = rest.until.is_some();
         if rest.probing {
             rest.until = Some(now + self.probe);
+        } else {
+            // What probes an endpoint after its rest may fail, and ends fail-fast when it is connected.
+            self.pool.fail_fast.exit(&self.pool.metrics);
         }
-        rest.probing
+        is_probe
     }
 
     /// Records how an attempt to connect ended. A connection ends the rest, but not the count of failures: HTTP/2 may

@@ -6,6 +6,7 @@
 //!    ▲                                                    │        ▲
 //!    │ the probe succeeds                     time over   ▼        │ the probe fails: twice as long
 //!    └──────────────────────────────────────────────── Probation ──┘
+//!                                     a probe that goes on for as long as a pause is joined by another
 //! ```
 //!
 //! The rules are linkerd2-proxy's (`app/outbound/src/http/breaker`). The caller passes time and chance.
@@ -57,8 +58,9 @@ enum State {
     Open,
     /// Until then; how often it was ejected in a row.
     Ejected(Instant, u32),
-    /// One request is under way.
-    Probation(u32),
+    /// A request probes the endpoint, and is the only one until then; how often it was ejected, or probed once more, in
+    /// a row.
+    Probation(Instant, u32),
 }
 
 impl Report {
@@ -79,7 +81,7 @@ impl Report {
 
     fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Answered { answer, .. } => answer.retry_after.filter(|_| answer.is_overloaded()),
+            Self::Answered { answer, .. } => answer.retry_after,
             Self::Failed => None,
         }
     }
@@ -91,13 +93,11 @@ impl Breaker {
         Self { rules, state: State::Open, failures: 0, window }
     }
 
-    /// Until when the endpoint gets no request; `None` if it gets one now. During probation that is unknown, and far
-    /// away.
+    /// Until when the endpoint gets no request; `None` if it gets one now.
     pub(super) fn blocked_until(&self, now: Instant) -> Option<Instant> {
         match self.state {
             State::Open => None,
-            State::Ejected(until, _) => (until > now).then_some(until),
-            State::Probation(_) => Some(now + self.rules.backoff.max),
+            State::Ejected(until, _) | State::Probation(until, _) => (until > now).then_some(until),
         }
     }
 
@@ -106,16 +106,22 @@ impl Breaker {
         self.state != State::Open
     }
 
-    /// The endpoint gets a request. The first one after an ejection is its probe.
-    pub(super) fn picked(&mut self) {
-        if let State::Ejected(_, times) = self.state {
-            self.state = State::Probation(times);
-        }
+    /// The endpoint gets a request, which is its probe unless it is open. Returns whether it is.
+    ///
+    /// A probe may be a stream that never ends: then the next one comes after the pause that would follow a failure.
+    pub(super) fn picked(&mut self, now: Instant) -> bool {
+        let times = match self.state {
+            State::Open => return false,
+            State::Ejected(_, times) => times,
+            State::Probation(_, times) => times + 1,
+        };
+        self.state = State::Probation(now + self.rules.backoff.pause(times, 0.0), times);
+        true
     }
 
-    /// The request was given up before its end was known. If it was the probe, the next one is.
+    /// The probe was given up before its end was known. The next request is one.
     pub(super) fn abandoned(&mut self, now: Instant) -> bool {
-        let State::Probation(times) = self.state else { return false };
+        let State::Probation(_, times) = self.state else { return false };
         self.state = State::Ejected(now, times);
         true
     }
@@ -125,11 +131,11 @@ impl Breaker {
         match self.state {
             // An answer to an earlier request says nothing new.
             State::Ejected(..) => None,
-            State::Probation(_) if self.is_restored_by(report) => {
+            State::Probation(..) if self.is_restored_by(report) => {
                 *self = Self::new(Arc::clone(&self.rules), now);
                 Some(Change::Restored)
             }
-            State::Probation(times) => {
+            State::Probation(_, times) => {
                 self.eject(times + 1, now, report.retry_after(), chance);
                 None
             }
@@ -231,12 +237,12 @@ mod tests {
             assert_eq!(breaker.blocked_until(now), Some(now + pause * SECOND));
             now += pause * SECOND;
             assert_eq!(breaker.blocked_until(now), None);
-            breaker.picked();
+            breaker.picked(now);
             assert!(breaker.blocked_until(now).is_some(), "one request probes it");
             assert_eq!(breaker.report(&answered(503, None), now, true, 0.0), None);
         }
         now += 60 * SECOND;
-        breaker.picked();
+        breaker.picked(now);
         assert_eq!(breaker.report(&answered(429, None), now, true, 0.0), Some(Change::Restored));
         assert_eq!(breaker.blocked_until(now), None);
     }
@@ -246,9 +252,23 @@ mod tests {
         let (mut breaker, now) = breaker(1, None);
         breaker.report(&Report::Failed, now, true, 0.0);
         assert!(!breaker.abandoned(now), "no probe is under way");
-        breaker.picked();
+        breaker.picked(now);
         assert!(breaker.abandoned(now));
         assert_eq!(breaker.blocked_until(now), None);
+    }
+
+    #[test]
+    fn a_probe_that_goes_on_does_not_keep_others_away() {
+        let (mut breaker, mut now) = breaker(1, None);
+        assert!(!breaker.picked(now), "no probe");
+        breaker.report(&Report::Failed, now, true, 0.0);
+        for pause in [1, 1, 2, 4] {
+            assert_eq!(breaker.blocked_until(now), Some(now + pause * SECOND));
+            now += pause * SECOND;
+            assert_eq!(breaker.blocked_until(now), None);
+            assert!(breaker.picked(now));
+        }
+        assert_eq!(breaker.report(&answered(200, None), now, true, 0.0), Some(Change::Restored));
     }
 
     #[test]
@@ -261,7 +281,7 @@ mod tests {
         now += SECOND;
         assert_eq!(breaker.report(&answered(429, None), now, true, 0.0), Some(Change::Ejected));
         now += SECOND;
-        breaker.picked();
+        breaker.picked(now);
         breaker.report(&answered(429, None), now, true, 0.0);
         assert_eq!(breaker.blocked_until(now), Some(now + 2 * SECOND), "429 does not restore it here");
     }
@@ -305,7 +325,7 @@ mod tests {
             breaker.report(&answered(500, None), now, true, 0.0);
         }
         now += SECOND;
-        breaker.picked();
+        breaker.picked(now);
         assert_eq!(breaker.report(&answered(200, None), now, true, 0.0), Some(Change::Restored));
         for _ in 0..4 {
             assert_eq!(breaker.report(&answered(500, None), now, true, 0.0), None);
@@ -331,9 +351,16 @@ mod tests {
         let busy = answered(429, Some(30 * SECOND));
         assert_eq!(breaker.report(&busy, now + 10 * SECOND, true, 0.0), Some(Change::Ejected));
         assert_eq!(breaker.blocked_until(now + 10 * SECOND), Some(now + 40 * SECOND));
-        breaker.picked();
+        breaker.picked(now + 40 * SECOND);
         breaker.report(&busy, now + 40 * SECOND, true, 0.0);
         assert_eq!(breaker.blocked_until(now + 40 * SECOND), Some(now + 42 * SECOND));
+    }
+
+    #[test]
+    fn a_failure_that_asks_for_more_time_gets_it() {
+        let (mut breaker, now) = breaker(1, None);
+        assert_eq!(breaker.report(&answered(503, Some(30 * SECOND)), now, true, 0.0), Some(Change::Ejected));
+        assert_eq!(breaker.blocked_until(now), Some(now + 30 * SECOND));
     }
 
     #[test]

@@ -8,9 +8,14 @@ use super::{Balanced, breaker::Report};
 
 /// A picked endpoint. It counts as in flight until it is finished or dropped.
 pub(crate) struct InFlight {
+    /// The endpoint, until nothing more is to be recorded.
     balanced: Option<Arc<Balanced>>,
-    /// The endpoint, if it waits for a report of how the request ended.
-    judged: Option<Arc<Balanced>>,
+    /// Whether it counts as load of the endpoint.
+    is_load: bool,
+    /// Whether the endpoint waits for a report of how the request ended.
+    is_judged: bool,
+    /// Whether the request probes an ejected endpoint.
+    is_probe: bool,
     /// When it was picked; `None` once its latency is recorded.
     started: Option<Instant>,
     /// When the head of its response came.
@@ -18,22 +23,24 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
+    /// Picks an endpoint for a request.
     pub(super) fn start(balanced: Arc<Balanced>, now: Instant) -> Self {
+        let (is_judged, is_probe) = (balanced.is_judged, balanced.picked(now));
         balanced.in_flight.fetch_add(1, Ordering::Relaxed);
-        let judged = balanced.is_judged.then(|| Arc::clone(&balanced));
-        Self { balanced: Some(balanced), judged, started: Some(now), head: None }
+        Self { balanced: Some(balanced), is_load: true, is_judged, is_probe, started: Some(now), head: None }
     }
 
     /// Records how the request ended, if that changes anything.
     pub(crate) fn report(mut self, report: Report) {
-        if let Some(judged) = self.judged.take() {
-            judged.report(&report);
+        if let Some(balanced) = self.balanced.as_ref().filter(|_| self.is_judged) {
+            balanced.report(&report);
         }
+        self.is_judged = false;
     }
 
     /// The picked endpoint; `None` once finished.
     pub(crate) fn balanced(&self) -> Option<&Arc<Balanced>> {
-        self.balanced.as_ref()
+        self.balanced.as_ref().filter(|_| self.is_load)
     }
 
     /// Records the latency while the connection continues: the endpoint stays loaded.
@@ -52,7 +59,16 @@ impl InFlight {
     /// Records the latency at the start of the answer, and ends the request in flight.
     pub(crate) fn finish(&mut self) {
         self.measured();
-        if let Some(balanced) = self.balanced.take() {
+        self.unload();
+        if !self.is_judged {
+            self.balanced = None;
+        }
+    }
+
+    fn unload(&mut self) {
+        if let Some(balanced) = &self.balanced
+            && std::mem::take(&mut self.is_load)
+        {
             balanced.in_flight.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -60,17 +76,16 @@ impl InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        if let Some(judged) = self.judged.take() {
-            judged.abandoned();
+        let Some(balanced) = &self.balanced else { return };
+        if self.is_judged && self.is_probe {
+            balanced.abandoned();
         }
-        if let Some(balanced) = self.balanced.take() {
-            // Without an answer, as from an endpoint that hangs: its load would only fade, and attract more requests. A
-            // stream whose head has come is answered, however long its body takes to begin.
-            if let Some(started) = self.started {
-                let now = Instant::now();
-                balanced.rtt.lock().raise(self.head.unwrap_or(now).duration_since(started), now);
-            }
-            balanced.in_flight.fetch_sub(1, Ordering::Relaxed);
+        // Without an answer, as from an endpoint that hangs: its load would only fade, and attract more requests. A
+        // stream whose head has come is answered, however long its body takes to begin.
+        if let Some(started) = self.started {
+            let now = Instant::now();
+            balanced.rtt.lock().raise(self.head.unwrap_or(now).duration_since(started), now);
         }
+        self.unload();
     }
 }

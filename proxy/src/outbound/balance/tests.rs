@@ -283,11 +283,9 @@ async fn an_endpoint_whose_responses_fail_is_ejected_and_probed() {
         min_ready: 1,
     };
     let endpoint = Arc::new(balanced_with(Some(Arc::new(accrual))));
-    let request = || {
-        endpoint.picked(Instant::now());
-        InFlight::start(Arc::clone(&endpoint), Instant::now())
-    };
+    let request = || InFlight::start(Arc::clone(&endpoint), Instant::now());
     let counts = || (endpoint.pool.metrics.ready.get(), endpoint.pool.metrics.pending.get());
+    let old = request();
     request().report(Report::Failed);
     drop(request());
     request().report(Report::Failed);
@@ -297,7 +295,8 @@ async fn an_endpoint_whose_responses_fail_is_ejected_and_probed() {
     drop(request());
     assert_eq!(endpoint.blocked_until(Instant::now()), None, "a probe that is given up is repeated");
     let probe = request();
-    assert!(endpoint.blocked_until(Instant::now()).is_some());
+    drop(old);
+    assert!(endpoint.blocked_until(Instant::now()).is_some(), "a request from before the ejection is no probe");
     let answer = crate::request::classify::Answer { status: http::StatusCode::OK, grpc: None, retry_after: None };
     probe.report(Report::Answered { answer, is_failure: false });
     assert_eq!((endpoint.blocked_until(Instant::now()), counts()), (None, (1, 0)));
