@@ -341,7 +341,8 @@ pub(crate) struct StreamLimits {
     pub(crate) idle: Option<Duration>,
     /// The longest time that the stream may be open.
     pub(crate) lifetime: Option<Duration>,
-    /// Pings on the connection that the streams share; `None` means the numbers of Linkerd's chart.
+    /// Pings on the connection that the streams share; `None` means the numbers of Linkerd's chart. Nothing on loopback
+    /// is pinged.
     pub(crate) keepalive: Option<Keepalive>,
 }
 

@@ -44,6 +44,9 @@ pub(super) struct Connector {
 
 impl Connector {
     pub(super) fn new(addr: ControlAddr, trust: Trust, keepalive: Option<Keepalive>) -> Self {
+        // A controller in this pod cannot vanish unnoticed, and gRPC servers in Go end connections on which they are
+        // pinged more often than every five minutes. Elsewhere a proxy answers for the controller.
+        let keepalive = (!addr.is_loopback()).then(|| keepalive.unwrap_or(KEEPALIVE));
         Self { addr, trust, keepalive }
     }
 
@@ -89,21 +92,19 @@ impl Connector {
     }
 }
 
-/// Begins HTTP/2 on a connection and drives it until the last sender and the last request are gone.
+/// Begins HTTP/2 on a connection and drives it until the last sender and the last request are gone; without
+/// `keepalive`, nothing pings.
 #[expect(clippy::disallowed_methods, reason = "drives a connection, and ends when the last request on it has")]
 pub(crate) async fn handshake(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     keepalive: Option<Keepalive>,
 ) -> io::Result<Sender> {
-    let keepalive = keepalive.unwrap_or(KEEPALIVE);
-    let (sender, connection) = http2::Builder::new(TokioExecutor::new())
-        .timer(TokioTimer::new())
-        .keep_alive_interval(keepalive.interval)
-        .keep_alive_timeout(keepalive.timeout)
-        .keep_alive_while_idle(true)
-        .handshake(TokioIo::new(stream))
-        .await
-        .map_err(io::Error::other)?;
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    if let Some(Keepalive { interval, timeout }) = keepalive {
+        builder.timer(TokioTimer::new()).keep_alive_interval(interval).keep_alive_timeout(timeout);
+        builder.keep_alive_while_idle(true);
+    }
+    let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
     tokio::spawn(async move {
         if let Err(error) = connection.await {
             tracing::debug!(%error, "control-plane connection ended");
@@ -117,5 +118,36 @@ fn server_name(identity: &Identity) -> Option<ServerName<'static>> {
     match identity {
         Identity::Dns(name) => ServerName::try_from(name.to_string()).ok(),
         Identity::Uri(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _, duplex},
+        time::timeout,
+    };
+
+    use super::*;
+    use crate::http::frames::{frame, next_frame};
+
+    const SETTINGS: u8 = 4;
+    const PING: u8 = 6;
+
+    #[tokio::test(start_paused = true)]
+    async fn only_what_may_vanish_unnoticed_is_pinged() {
+        let connector = |host: &str| {
+            let addr = ControlAddr { host: host.to_owned(), port: 8090, identity: None };
+            Connector::new(addr, Trust::Credentials(tokio::sync::watch::channel(None).1), None)
+        };
+        for (host, is_pinged) in [("10.0.0.1", true), ("localhost.", false), ("127.0.0.1", false), ("::1", false)] {
+            let (client, mut server) = duplex(4096);
+            let _sender = handshake(client, connector(host).keepalive).await.unwrap();
+            server.read_exact(&mut [0; 24]).await.unwrap();
+            server.write_all(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
+            let pinged = async { while next_frame(&mut server).await.unwrap().kind != PING {} };
+            let pinged = timeout(6 * KEEPALIVE.interval, pinged).await;
+            assert_eq!(pinged.is_ok(), is_pinged, "{host}");
+        }
     }
 }
