@@ -5,6 +5,7 @@
 
 mod balancer;
 mod bounded;
+mod by_host;
 mod detect;
 mod histogram;
 mod http;
@@ -26,6 +27,7 @@ use weft_runtime::metrics::Family;
 
 use balancer::BalancerFamilies;
 pub(crate) use balancer::{BalancerKind, BalancerMetrics};
+pub(crate) use by_host::ByHost;
 use detect::DetectFamilies;
 pub(crate) use detect::DetectMetrics;
 pub(crate) use histogram::{FrameBytes, Histogram, LatencyMs};

@@ -1,12 +1,10 @@
 //! `outbound_{http,grpc}_route_*`: requests by route, and their attempts by backend.
 
 use std::{
-    collections::HashMap,
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
-use parking_lot::Mutex;
 use prometheus_client::{
     metrics::counter::Counter,
     registry::{Registry, Unit},
@@ -15,14 +13,12 @@ use weft_runtime::metrics::Family;
 
 use super::{
     Counters, Labels, ProxyMetrics,
+    by_host::ByHost,
     histogram::{CoarseSeconds, FineSeconds, FrameBytes, Histogram},
     label,
     retain::InUse,
     stream::{StatusLabels, Statuses, StreamEnd},
 };
-
-/// Host names of one rule that have their own series; the others share one. A host name has at most 253 bytes.
-const HOSTNAMES: usize = 64;
 
 /// The families of HTTP routes, or of gRPC routes.
 #[derive(Clone, Debug, Default)]
@@ -47,10 +43,7 @@ pub(crate) struct RouteMetrics {
     is_grpc: bool,
     labels: Labels,
     in_use: Arc<InUse>,
-    /// Those without a host name of their own.
-    unnamed: OnceLock<Arc<RequestMetrics>>,
-    /// By host name, if hosts have series of their own.
-    named: Option<Mutex<HashMap<Box<str>, Arc<RequestMetrics>>>>,
+    by_host: ByHost<RequestMetrics>,
 }
 
 /// What is counted of requests, once for each whatever its number of attempts.
@@ -152,8 +145,7 @@ impl ProxyMetrics {
             is_grpc,
             in_use: Arc::new(self.retained.enter(&families.statuses, &labels)),
             labels,
-            unnamed: OnceLock::new(),
-            named: by_hostname.then(Mutex::default),
+            by_host: ByHost::new(by_hostname),
         }
     }
 }
@@ -161,18 +153,7 @@ impl ProxyMetrics {
 impl RouteMetrics {
     /// The metrics of requests for a host.
     pub(crate) fn requests(&self, host: Option<&str>) -> Arc<RequestMetrics> {
-        if let (Some(named), Some(host)) = (&self.named, host.filter(|host| is_name(host))) {
-            let mut named = named.lock();
-            if let Some(known) = named.get(host) {
-                return Arc::clone(known);
-            }
-            if named.len() < HOSTNAMES {
-                let metrics = Arc::new(self.requests_of(host));
-                named.insert(host.into(), Arc::clone(&metrics));
-                return metrics;
-            }
-        }
-        Arc::clone(self.unnamed.get_or_init(|| Arc::new(self.requests_of(""))))
+        self.by_host.of(host, |host| self.requests_of(host))
     }
 
     fn requests_of(&self, host: &str) -> RequestMetrics {
@@ -236,13 +217,10 @@ impl BackendMetrics {
 }
 
 /// Whether a host is a name of DNS, as the label needs it; addresses are not.
-fn is_name(host: &str) -> bool {
-    rustls::pki_types::DnsName::try_from(host).is_ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::by_host::HOSTNAMES;
 
     #[test]
     fn host_names_are_labels_up_to_a_number() {

@@ -24,7 +24,7 @@ use crate::{
         route::{Backend, Distribution, HttpRoutes, OpaqueRoute, Policy, Protocol, RouteBackend, forward_to},
     },
     metrics::{
-        BalancerKind, DetectMetrics, Direction, InUse, Labels, Peer, TcpRouteMetrics, TransportMetrics, label,
+        BalancerKind, ByHost, DetectMetrics, Direction, InUse, Labels, Peer, TcpRouteMetrics, TransportMetrics, label,
         target_labels,
     },
     route::Meta,
@@ -79,7 +79,7 @@ pub(super) struct RoutingPlan {
     /// `outbound_tcp_protocol_connections_total`.
     accepted: OnceLock<(InUse, Counter)>,
     /// By position among the routes of connections.
-    connections: Vec<OnceLock<TcpRouteMetrics>>,
+    connections: Vec<ByHost<TcpRouteMetrics>>,
 }
 
 impl OutboundTarget {
@@ -176,7 +176,8 @@ impl RoutingPlan {
             resolve(&route.backends, policy.opaque_kind());
         }
         let rules = Rules::new(&http);
-        let connections = opaque.iter().flat_map(|routes| routes.iter()).map(|_| OnceLock::new()).collect();
+        let has_names = policy.opaque_kind() == BalancerKind::Tls;
+        let connections = opaque.iter().flat_map(|routes| routes.iter()).map(|_| ByHost::new(has_names)).collect();
         Self { backends, rules, detect: OnceLock::new(), accepted: OnceLock::new(), connections, policy }
     }
 
@@ -209,21 +210,27 @@ impl RoutingPlan {
         self.detect.get_or_init(|| shared.metrics.detect(Direction::Outbound, labels()))
     }
 
-    /// What is counted of connections to a target with these labels on the route at this position; `None` if there is
-    /// none.
+    /// What is counted of connections on the route at this position: of opaque ones by the labels of their target, of
+    /// TLS by their server name. `None` if there is no such route.
     pub(super) fn connections(
         &self,
         shared: &Shared,
         target: impl FnOnce() -> Labels,
         index: usize,
-    ) -> Option<&TcpRouteMetrics> {
-        let (routes, slot) = (self.policy.opaque_routes()?, self.connections.get(index)?);
+        server_name: Option<&str>,
+    ) -> Option<Arc<TcpRouteMetrics>> {
+        let (routes, by_host) = (self.policy.opaque_routes()?, self.connections.get(index)?);
         let route = routes.get(index)?;
-        Some(slot.get_or_init(|| {
+        let is_tls = self.policy.opaque_kind() == BalancerKind::Tls;
+        Some(by_host.of(server_name, |host| {
             let mut labels = self.policy.parent.labels_with_port("parent");
             labels.extend(route.meta.labels("route"));
-            labels.extend(target().into_iter().skip(1));
-            shared.metrics.tcp_route(self.policy.opaque_kind() == BalancerKind::Tls, labels)
+            if is_tls {
+                labels.push(label("hostname", host.to_owned()));
+            } else {
+                labels.extend(target().into_iter().skip(1));
+            }
+            shared.metrics.tcp_route(is_tls, labels)
         }))
     }
 

@@ -79,8 +79,8 @@ where
     let routes = plan.policy.opaque_routes().ok_or(ForwardError::NoRoute)?;
     let route = find_opaque(&routes, server_name).ok_or(ForwardError::NoRoute)?;
     let index = routes.iter().position(|known| std::ptr::eq(known, route)).unwrap_or(0);
-    let metrics = plan.connections(&connection.worker.shared, || connection.target.labels(), index);
-    metrics.inspect(|metrics| metrics.opened());
+    let metrics = plan.connections(&connection.worker.shared, || connection.target.labels(), index, server_name);
+    let metrics = metrics.inspect(|metrics| metrics.opened());
     let result = forward_on(connection, plan, &mut stream, route).await;
     metrics.inspect(|metrics| metrics.closed(result.as_ref().err().map_or("", ForwardError::route_label)));
     result

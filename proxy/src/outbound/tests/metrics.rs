@@ -484,16 +484,18 @@ async fn an_attempt_does_not_count_the_time_of_those_before_it() {
 
 #[tokio::test]
 async fn connections_are_counted_by_route_and_bytes_by_zone() {
-    let route = |kind: &str, name: &str| {
+    const TARGET: &str = r#"target_ip="10.1.4.1",target_port="80""#;
+    let route = |kind: &str, name: &str, target: &str| {
         format!(
-            r#"{PARENT},route_group="gateway.networking.k8s.io",route_kind="{kind}",route_namespace="demo",route_name="{name}",target_ip="10.1.4.1",target_port="80""#
+            r#"{PARENT},route_group="gateway.networking.k8s.io",route_kind="{kind}",route_namespace="demo",route_name="{name}",{target}"#
         )
     };
+    let of_bytes = route("TCPRoute", "bytes", TARGET);
     let hello = crate::detect::client_hello::tests::hello("web.demo");
     let ended = |route: &str, error: &str| format!(r#"{route},error="{error}""#);
     for (policy, bytes, protocol, of) in [
-        (named(policy(SERVICE, vec![])), b"\x01\x02 these are not http".to_vec(), "tcp", route("TCPRoute", "bytes")),
-        (tls_policy(), hello, "tls", route("TLSRoute", "tls")),
+        (named(policy(SERVICE, vec![])), b"\x01\x02 these are not http".to_vec(), "tcp", &of_bytes),
+        (tls_policy(), hello, "tls", &route("TLSRoute", "tls", r#"hostname="web.demo""#)),
     ] {
         let control = Control::default();
         let target = "10.1.4.1:80".parse().unwrap();
@@ -505,12 +507,12 @@ async fn connections_are_counted_by_route_and_bytes_by_zone() {
         let mut client = proxy.connect().await;
         client.write_all(&bytes).await.unwrap();
         let open = format!("outbound_{protocol}_route_open_total");
-        expect(&proxy, &open, &[(&of, 1)]).await;
+        expect(&proxy, &open, &[(of, 1)]).await;
         client.shutdown().await.unwrap();
         let mut answer = String::new();
         client.read_to_string(&mut answer).await.unwrap();
         assert_eq!(answer, bytes.len().to_string());
-        expect(&proxy, &format!("outbound_{protocol}_route_close_total"), &[(&ended(&of, ""), 1)]).await;
+        expect(&proxy, &format!("outbound_{protocol}_route_close_total"), &[(&ended(of, ""), 1)]).await;
         expect(
             &proxy,
             "outbound_tcp_transfer_cost_bytes_total",
@@ -537,7 +539,7 @@ async fn connections_are_counted_by_route_and_bytes_by_zone() {
 
     let proxy = proxy(named(forbidden()), &[], |_| {}).await;
     assert!(!matches!(proxy.connect().await.read_to_end(&mut Vec::new()).await, Ok(read) if read > 0));
-    let refused = ended(&route("TCPRoute", "bytes"), "forbidden");
+    let refused = ended(&of_bytes, "forbidden");
     expect(&proxy, "outbound_tcp_route_close_total", &[(&refused, 1)]).await;
     let error = r#"target_addr="10.1.4.1:80",target_ip="10.1.4.1",target_port="80",error="forbidden""#;
     expect(&proxy, "outbound_tcp_errors_total", &[(error, 1)]).await;
