@@ -43,6 +43,8 @@ const RESET_STREAMS: usize = 4 * 256;
 /// Frames of forgotten streams in the life of a connection, beyond which h2 ends it. h2's default is 1,024, which
 /// clients that leave use up in time. A bound is needed because each frame is answered from memory.
 const LATE_FRAMES: usize = 16 * 1024;
+/// The number of a connection's first request (RFC 9113 section 5.1.1).
+const FIRST_STREAM: u32 = 1;
 /// The most streams at once before another proxy has announced its limit.
 const PROXY_STREAMS: usize = 1000;
 /// The most streams at once before a server, or the application, has announced its limit: as many as RFC 9113 section
@@ -91,16 +93,19 @@ pub(crate) async fn send_over(
     let (begun, again) = begin(&mut sender, request);
     let (mut response, mut pump) = match begun {
         Ok(begun) => begun,
-        Err(error) => return Err(failed(again, error, &permit)),
+        Err(error) => return Err(failed(again, error, &permit, false)),
     };
-    let response = poll_fn(|cx| {
+    let answered = poll_fn(|cx| {
         if pump.as_mut().is_some_and(|pump| pump.poll_send(cx).is_ready()) {
             pump = None;
         }
         std::pin::Pin::new(&mut response).poll(cx)
     })
-    .await
-    .map_err(|error| failed(again, error, &permit))?;
+    .await;
+    let response = match answered {
+        Ok(response) => response,
+        Err(error) => return Err(failed(again, error, &permit, response.stream_id().as_u32() == FIRST_STREAM)),
+    };
     if let Some(mut pump) = pump {
         // The answer began before the request ended. Both continue independently, because either may wait for the
         // other.
@@ -130,12 +135,17 @@ fn begin(
     (sent.map(|(response, stream)| (response, (!is_end).then(|| Pump::new(body, stream)))), again)
 }
 
-/// The error, or the request if it may be sent again.
-fn failed(again: Repeatable, error: ::h2::Error, permit: &StreamPermit) -> SendError {
+/// The error, or the request if it may be sent again. The first request of a connection may be what ends it: that one
+/// is repeated only if the peer had no complaint.
+fn failed(again: Repeatable, error: ::h2::Error, permit: &StreamPermit, is_first: bool) -> SendError {
     // What the peer declares that it did not process (RFC 9113 sections 6.8 and 8.7).
     let is_refused = error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM);
-    let went_away = error.is_go_away() && error.is_remote() && error.reason() == Some(Reason::NO_ERROR);
-    let again = again.filter(|_| is_refused || went_away).and_then(|(mut request, again)| {
+    let has_complaint = error.reason() != Some(Reason::NO_ERROR);
+    let went_away = error.is_go_away() && error.is_remote() && !(is_first && has_complaint);
+    // As with HTTP/1, what may reach the server twice is sent again when a kept connection turns out to be dead.
+    let may_repeat = |request: &Request<Body>| error.is_io() && !is_first && request.method().is_idempotent();
+    let again = again.filter(|(request, _)| is_refused || went_away || may_repeat(request));
+    let again = again.and_then(|(mut request, again)| {
         *request.body_mut() = again.body()?;
         Some(request)
     });

@@ -19,6 +19,7 @@ const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
+const GOAWAY: u8 = 7;
 const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
@@ -162,6 +163,53 @@ async fn a_connection_that_breaks_may_have_processed_its_request() {
     }
 }
 
+/// The stream of the next request.
+async fn next_head(stream: &mut (impl AsyncRead + Unpin)) -> u32 {
+    loop {
+        let received = next_frame(stream).await.unwrap();
+        if received.kind == HEADERS {
+            return received.stream;
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_may_arrive_twice_is_sent_again_when_a_kept_connection_ends() {
+    for (method, breaks, status) in [
+        (Method::GET, None, StatusCode::OK),
+        (Method::POST, None, StatusCode::BAD_GATEWAY),
+        // The peer has processed neither.
+        (Method::POST, Some(Reason::ENHANCE_YOUR_CALM), StatusCode::OK),
+    ] {
+        let (proxy, peer, _) = meshed().await;
+        tokio::spawn(async move {
+            let (_, mut kept) = peer.accept().await;
+            kept.read_exact(&mut [0; 24]).await.unwrap();
+            kept.write_all(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
+            let first = next_head(&mut kept).await;
+            kept.write_all(&frame(HEADERS, END_STREAM | END_HEADERS, first, &[OK])).await.unwrap();
+            next_head(&mut kept).await;
+            if let Some(reason) = breaks {
+                let payload = [first.to_be_bytes(), u32::from(reason).to_be_bytes()].concat();
+                kept.write_all(&frame(GOAWAY, 0, 0, &payload)).await.unwrap();
+                // Until the client closes.
+                tokio::spawn(async move { kept.read_to_end(&mut Vec::new()).await });
+            } else {
+                drop(kept);
+            }
+            let (_, stream) = peer.accept().await;
+            let mut server = server::handshake(stream).await.unwrap();
+            while let Some(Ok((_, mut respond))) = server.accept().await {
+                respond.send_response(Response::new(()), true).unwrap();
+            }
+        });
+        assert_eq!(proxy.get("/").await.status(), StatusCode::OK);
+        let request = Request::builder().method(&method).uri("/").header("host", "server.demo");
+        let response = proxy.http1().await.send_request(request.body(Full::default()).unwrap()).await.unwrap();
+        assert_eq!(response.status(), status, "{method} {breaks:?}");
+    }
+}
+
 #[tokio::test]
 async fn what_finds_no_endpoint_is_tried_again_and_what_is_shed_is_not() {
     for (capacity, status, retries, label) in
@@ -190,10 +238,7 @@ async fn requested(listener: &TcpListener, requests: usize) -> (TcpStream, Vec<u
     server.write_all(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
     let mut streams = Vec::new();
     while streams.len() < requests {
-        let received = next_frame(&mut server).await.unwrap();
-        if received.kind == HEADERS {
-            streams.push(received.stream);
-        }
+        streams.push(next_head(&mut server).await);
     }
     (server, streams)
 }
