@@ -141,7 +141,7 @@ pub(crate) fn find_with_path<B, R>(routes: &[Route<R>], request: &Request<B>, pa
 }
 
 /// The host of a request, without port and brackets; empty if there is none.
-fn host<B>(request: &Request<B>) -> &str {
+pub(crate) fn host<B>(request: &Request<B>) -> &str {
     let from_uri = request.uri().authority().map(http::uri::Authority::host);
     let host = from_uri.or_else(|| {
         let value = request.headers().get(HOST)?.to_str().ok()?;

@@ -196,8 +196,9 @@ fn grpc_calls_are_posts_to_a_service_and_a_method() {
 #[derive(Clone, Debug)]
 struct Spec {
     path: Option<(Kind, &'static str)>,
-    header: bool,
-    query: bool,
+    /// How many headers, and how many parameters of the query, it wants.
+    headers: usize,
+    params: usize,
     method: Option<&'static str>,
 }
 
@@ -208,50 +209,81 @@ enum Kind {
     Regex,
 }
 
+/// What a request has.
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    host: &'static str,
+    path: &'static str,
+    headers: usize,
+    params: usize,
+    method: &'static str,
+}
+
 /// With path segments of length 1, every expression `/.../...` has a plain meaning: a dot matches any segment.
 const PATHS: [&str; 6] = ["/", "/a", "/a/b", "/b", "/./b", "/a/."];
+const HEADERS: [&str; 2] = ["x-a", "x-b"];
+const PARAMS: [&str; 2] = ["p", "q"];
+/// Hosts of routes, in which `*` stands for one label or more.
+const HOSTS: [&str; 4] = ["web.demo", "api.web.demo", "*.demo", "*.web.demo"];
 
 impl Spec {
     fn to_match(&self) -> RequestMatch {
+        let header =
+            |name: &&'static str| (HeaderName::from_static(name), ValueMatch::Exact(HeaderValue::from_static("1")));
         RequestMatch {
             path: self.path.map(|(kind, path)| match kind {
                 Kind::Exact => PathMatch::Exact(path.into()),
                 Kind::Prefix => PathMatch::Prefix(path.into()),
                 Kind::Regex => PathMatch::Regex(whole(path)),
             }),
-            headers: self
-                .header
-                .then(|| (HeaderName::from_static("x-a"), ValueMatch::Exact(HeaderValue::from_static("1"))))
-                .into_iter()
+            headers: HEADERS[..self.headers].iter().map(header).collect(),
+            query: PARAMS[..self.params]
+                .iter()
+                .map(|name| ((*name).to_owned(), QueryMatch::Exact("1".into())))
                 .collect(),
-            query: self.query.then(|| ("q".to_owned(), QueryMatch::Exact("1".into()))).into_iter().collect(),
             method: self.method.map(|method| method.parse().unwrap()),
         }
     }
 
     /// How specific the match is, as a list of numbers, or `None` if it does not match; segment by segment.
-    fn rank(&self, path: &str, header: bool, query: bool, method: &str) -> Option<[usize; 5]> {
+    fn rank(&self, sent: &Sent) -> Option<[usize; 5]> {
         let segments = |path: &str| -> Vec<String> {
             path.split('/').filter(|segment| !segment.is_empty()).map(str::to_owned).collect()
         };
-        let (sent, mut length, mut is_exact) = (segments(path), 1, 0);
+        let (path, mut length, mut is_exact) = (segments(sent.path), 1, 0);
         if let Some((kind, wanted)) = self.path {
             let of = segments(wanted);
-            let same = |dots: bool| of.iter().zip(&sent).all(|(of, sent)| of == sent || (dots && of == "."));
+            let same = |dots: bool| of.iter().zip(&path).all(|(of, sent)| of == sent || (dots && of == "."));
             let fits = match kind {
-                Kind::Exact => wanted == path,
-                Kind::Prefix => of.len() <= sent.len() && same(false),
-                Kind::Regex => of.len() == sent.len() && same(true),
+                Kind::Exact => wanted == sent.path,
+                Kind::Prefix => of.len() <= path.len() && same(false),
+                Kind::Regex => of.len() == path.len() && same(true),
             };
             if !fits {
                 return None;
             }
             is_exact = usize::from(kind == Kind::Exact);
-            length = if kind == Kind::Prefix { wanted.len() } else { path.len() };
+            length = if kind == Kind::Prefix { wanted.len() } else { sent.path.len() };
         }
-        let fits = (!self.header || header) && (!self.query || query) && self.method.is_none_or(|of| of == method);
-        let rest = [self.method.is_some(), self.header, self.query].map(usize::from);
-        fits.then_some([length, is_exact, rest[0], rest[1], rest[2]])
+        let has_method = self.method.is_none_or(|of| of == sent.method);
+        let fits = self.headers <= sent.headers && self.params <= sent.params && has_method;
+        fits.then_some([length, is_exact, self.method.is_some().into(), self.headers, self.params])
+    }
+}
+
+/// How specific a route's best host is: an exact one before a suffix, a longer one before a shorter, any before none.
+fn rank_of_hosts(hosts: &[&str], sent: &str) -> Option<(usize, usize)> {
+    let one = |host: &&str| match host.strip_prefix('*') {
+        None => (*host == sent).then_some((2, host.len())),
+        Some(suffix) => sent.ends_with(suffix).then_some((1, suffix.len())),
+    };
+    if hosts.is_empty() { Some((0, 0)) } else { hosts.iter().filter_map(one).max() }
+}
+
+fn to_host(host: &&'static str) -> HostMatch {
+    match host.strip_prefix("*.") {
+        None => HostMatch::Exact((*host).into()),
+        Some(suffix) => HostMatch::Suffix(suffix.rsplit('.').map(Into::into).collect()),
     }
 }
 
@@ -259,47 +291,59 @@ fn specs() -> impl Strategy<Value = Spec> {
     let kind = prop_oneof![Just(Kind::Exact), Just(Kind::Prefix), Just(Kind::Regex)];
     let path = (kind, proptest::sample::select(&PATHS[..]));
     let method = proptest::sample::select(&["GET", "POST"][..]);
-    (proptest::option::of(path), any::<bool>(), any::<bool>(), proptest::option::of(method))
-        .prop_map(|(path, header, query, method)| Spec { path, header, query, method })
+    (proptest::option::of(path), 0..=HEADERS.len(), 0..=PARAMS.len(), proptest::option::of(method))
+        .prop_map(|(path, headers, params, method)| Spec { path, headers, params, method })
+}
+
+/// A route's hosts, and its list of rules, each a list of matches.
+fn routes() -> impl Strategy<Value = (Vec<&'static str>, Vec<Vec<Spec>>)> {
+    let hosts = proptest::collection::vec(proptest::sample::select(&HOSTS[..]), 0..3);
+    (hosts, proptest::collection::vec(proptest::collection::vec(specs(), 0..3), 0..3))
+}
+
+fn requests() -> impl Strategy<Value = Sent> {
+    (
+        proptest::sample::select(&["web.demo", "api.web.demo", "demo", "x.api.web.demo"][..]),
+        proptest::sample::select(&PATHS[..]),
+        0..=HEADERS.len(),
+        0..=PARAMS.len(),
+        proptest::sample::select(&["GET", "POST", "PUT"][..]),
+    )
+        .prop_map(|(host, path, headers, params, method)| Sent { host, path, headers, params, method })
 }
 
 proptest! {
-    /// The result is the first of the rules that the specification ranks highest.
+    /// The result is the first of the rules that the specification ranks highest, of the routes with the best host.
     #[test]
-    fn finds_what_the_specification_finds(
-        // A list of routes, each a list of rules, each a list of matches.
-        policy in proptest::collection::vec(
-            proptest::collection::vec(proptest::collection::vec(specs(), 0..3), 0..3), 0..4),
-        path in proptest::sample::select(&PATHS[..]),
-        header in any::<bool>(),
-        query in any::<bool>(),
-        method in proptest::sample::select(&["GET", "POST", "PUT"][..]),
-    ) {
-        let mut expected: Option<([usize; 5], (usize, usize))> = None;
-        for (at_route, rules) in policy.iter().enumerate() {
+    fn finds_what_the_specification_finds(policy in proptest::collection::vec(routes(), 0..4), sent in requests()) {
+        type Rank = ((usize, usize), [usize; 5]);
+        let mut expected: Option<(Rank, (usize, usize))> = None;
+        for (at_route, (hosts, rules)) in policy.iter().enumerate() {
+            let Some(of_hosts) = rank_of_hosts(hosts, sent.host) else { continue };
             for (at_rule, matches) in rules.iter().enumerate() {
-                let judged = if matches.is_empty() {
+                let of_rule = if matches.is_empty() {
                     Some([1, 0, 0, 0, 0])
                 } else {
-                    matches.iter().filter_map(|spec| spec.rank(path, header, query, method)).max()
+                    matches.iter().filter_map(|spec| spec.rank(&sent)).max()
                 };
-                if let Some(judged) = judged && expected.is_none_or(|(best, _)| judged > best) {
-                    expected = Some((judged, (at_route, at_rule)));
+                if let Some(of_rule) = of_rule && expected.is_none_or(|(best, _)| (of_hosts, of_rule) > best) {
+                    expected = Some(((of_hosts, of_rule), (at_route, at_rule)));
                 }
             }
         }
         let routes: Vec<Route<()>> = policy
             .iter()
-            .map(|rules| {
-                route(vec![], rules.iter().map(|specs| specs.iter().map(Spec::to_match).collect()).collect())
+            .map(|(hosts, rules)| {
+                let rules = rules.iter().map(|specs| specs.iter().map(Spec::to_match).collect()).collect();
+                route(hosts.iter().map(to_host).collect(), rules)
             })
             .collect();
-        let uri = if query { format!("{path}?q=%31") } else { path.to_owned() };
-        let mut request = Request::builder().method(method).uri(uri);
-        if header {
-            request = request.header("x-a", "1");
+        let query: Vec<_> = PARAMS[..sent.params].iter().map(|name| format!("{name}=%31")).collect();
+        let mut request = Request::builder().method(sent.method).uri(format!("{}?{}", sent.path, query.join("&")));
+        for header in &HEADERS[..sent.headers] {
+            request = request.header(*header, "1");
         }
-        let found = taken(&routes, &request.body(()).unwrap());
-        prop_assert_eq!(found, expected.map(|(_, place)| place));
+        let request = request.header("host", sent.host).body(()).unwrap();
+        prop_assert_eq!(taken(&routes, &request), expected.map(|(_, place)| place));
     }
 }
