@@ -105,13 +105,14 @@ impl RetryWhen {
         }
     }
 
-    /// Whether the trailers of a response can matter.
-    pub(crate) fn reads_trailers(&self, status: StatusCode) -> bool {
-        match self {
-            Self::Status { grpc, .. } => *grpc != GrpcCodes::default() && status == StatusCode::OK,
-            // A profile's retries are decided by the head, as in Linkerd.
-            Self::Failure(_) => false,
-        }
+    /// Whether the trailers of a response with this status can matter; `is_grpc` is what its head says.
+    pub(crate) fn reads_trailers(&self, status: StatusCode, is_grpc: bool) -> bool {
+        let reads_grpc = match self {
+            Self::Status { grpc, .. } => *grpc != GrpcCodes::default(),
+            // Other responses have their status in the head, and their streams must not wait for a first frame.
+            Self::Failure(_) => is_grpc,
+        };
+        reads_grpc && status == StatusCode::OK
     }
 }
 
@@ -193,8 +194,14 @@ mod tests {
         ] {
             assert_eq!(when.matches(&answer(status, grpc)), expected, "{status} {grpc:?}");
         }
-        assert!(when.reads_trailers(StatusCode::OK) && !when.reads_trailers(StatusCode::NOT_FOUND));
         let http = RetryWhen::Status { http: vec![500..=599], grpc: GrpcCodes::default() };
-        assert!(!http.reads_trailers(StatusCode::OK));
+        let profile = RetryWhen::Failure(Classes::default());
+        for (name, when, of_http, of_grpc) in
+            [("gRPC", &when, true, true), ("HTTP", &http, false, false), ("profile", &profile, false, true)]
+        {
+            let reads = [false, true].map(|is_grpc| when.reads_trailers(StatusCode::OK, is_grpc));
+            assert_eq!(reads, [of_http, of_grpc], "{name}");
+            assert!(!when.reads_trailers(StatusCode::NOT_FOUND, true), "{name}");
+        }
     }
 }

@@ -46,6 +46,8 @@ struct Watched {
     over: Option<Expired>,
     /// The task that sends the request's body.
     sending: Option<Waker>,
+    /// Whether that task waits for the client.
+    awaits_client: bool,
 }
 
 /// A request's body that reports its progress.
@@ -101,7 +103,13 @@ struct Timer(Option<Pin<Box<Sleep>>>);
 impl Clock {
     /// Shares deadlines.
     pub(crate) fn new(deadlines: Deadlines) -> Self {
-        Self(Arc::new(Mutex::new(Watched { deadlines, waiting: None, over: None, sending: None })))
+        Self(Arc::new(Mutex::new(Watched {
+            deadlines,
+            waiting: None,
+            over: None,
+            sending: None,
+            awaits_client: false,
+        })))
     }
 
     /// The request's body, whose progress is reported. An empty body has been sent already.
@@ -111,6 +119,11 @@ impl Clock {
             return body;
         }
         Body::Reporting(Box::new(Reporting { body, clock: self.clone() }))
+    }
+
+    /// Whether the request goes on when its client does, so that its endpoint is not to blame for the time.
+    pub(crate) fn awaits_client(&self) -> bool {
+        self.0.lock().awaits_client
     }
 
     /// Awaits the response's head.
@@ -256,6 +269,7 @@ impl Reporting {
         if let Some(expired) = watched.over {
             return Poll::Ready(Some(Err(BodyError::Expired(expired))));
         }
+        watched.awaits_client = polled.is_pending();
         let Poll::Ready(frame) = polled else {
             watched.sending = Some(cx.waker().clone());
             return Poll::Pending;

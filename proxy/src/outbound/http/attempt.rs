@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use weft_tls::identity::Identity;
 
 use super::{
-    exchange::{BackendError, Exchange, ExchangeError},
+    exchange::{BackendError, Cause, Exchange, ExchangeError},
     response::{BackendStream, ResponseObserver},
 };
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
             replay::{Replay, ReplayRoom},
             timed::Clock,
         },
-        headers::DST_CANONICAL,
+        headers::{DST_CANONICAL, is_grpc},
         respond::Failure,
     },
     metrics::{BalancerKind, Direction, ProfileMetrics, RequestMetrics},
@@ -244,6 +244,8 @@ impl Routed<'_> {
             return exchange.run(request).await;
         }
         let clock = Clock::new(Deadlines::new(timeouts, head, self.arrived, Instant::now()));
+        // A client of gRPC may wait for the answer before it sends more.
+        let is_answered_after_end = !is_grpc(request.version(), request.headers());
         let body = request.body_mut().take();
         *request.body_mut() = clock.watch_request(body);
         // Boxed, because it would be kept twice in the future.
@@ -253,7 +255,8 @@ impl Routed<'_> {
                 Ok((response.map(|body| clock.watch_response(body)), observer))
             }
             Err(expired) => {
-                exchange.expired();
+                let is_clients = is_answered_after_end && clock.awaits_client();
+                exchange.expired(if is_clients { Cause::Client } else { Cause::Endpoint });
                 Err(Failure::Timeout(expired).into())
             }
         }
@@ -305,7 +308,8 @@ async fn peek(exchanged: Exchanged, attempts: &Attempts) -> (Exchanged, Outcome)
         }
     };
     let mut answer = Answer::of_head(response.status(), response.headers());
-    let reads_trailers = attempts.retry().when.reads_trailers(response.status());
+    let is_grpc = is_grpc(response.version(), response.headers());
+    let reads_trailers = attempts.retry().when.reads_trailers(response.status(), is_grpc);
     if response.version() != Version::HTTP_2 || answer.grpc.is_some() || !reads_trailers {
         return (Ok((response, observer)), Outcome::Answered(answer));
     }

@@ -170,9 +170,9 @@ enum AttemptError {
 
 /// Who ended an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cause {
+pub(super) enum Cause {
     Endpoint,
-    /// It broke off its request.
+    /// It broke off its request, or is slow to send it.
     Client,
     /// This proxy, for its own bounds.
     Proxy,
@@ -290,13 +290,13 @@ impl Exchange<'_> {
         }
     }
 
-    /// The request's time is over: the endpoint that has it did not answer.
-    pub(super) fn expired(&self) {
+    /// The request's time is over, and the endpoint that has it has not answered.
+    pub(super) fn expired(&self, cause: Cause) {
         let Some(Current { endpoint, in_flight, since }) = self.current.lock().take() else { return };
         self.sent(&endpoint);
         let outcome = Outcome::failure(None, Some(TIMEOUT));
         endpoint.http.failure(outcome, since.elapsed());
-        if let Some(in_flight) = in_flight {
+        if let Some(in_flight) = in_flight.filter(|_| cause == Cause::Endpoint) {
             in_flight.report(Report::Failed);
         }
     }

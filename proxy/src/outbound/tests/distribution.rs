@@ -371,3 +371,23 @@ async fn a_request_is_load_until_its_response_begins() {
     late.abort();
     eventually("the client of the other left", || endpoint.in_flight() == 0).await;
 }
+
+#[tokio::test]
+async fn requests_and_connections_wait_for_an_endpoint_as_long_as_their_own_setting_says() {
+    let (long, short) = (Duration::from_secs(3600), Duration::from_millis(50));
+    for (of_requests, of_connections) in [(long, short), (short, long)] {
+        let control = Control::default();
+        let over = Over::First(vec![balancer(EMPTY)]);
+        control.policies.lock().insert(service(), detecting(http_route(&over, vec![]), opaque_route(&over)));
+        control.update(EMPTY, none(true));
+        let apart = |config: &mut Config| {
+            config.outbound.http_queue.failfast_timeout = of_requests;
+            config.outbound.tcp_queue.failfast_timeout = of_connections;
+        };
+        let proxy = Proxy::start_with(service(), control, apart, true).await;
+        tokio::select! {
+            answer = proxy.get("/") => assert_eq!((answer.status(), of_requests), (StatusCode::GATEWAY_TIMEOUT, short)),
+            answer = proxy.exchange(BYTES) => assert_eq!((answer.as_str(), of_connections), ("", short)),
+        }
+    }
+}

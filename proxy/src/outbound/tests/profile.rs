@@ -74,6 +74,16 @@ async fn retryable_routes_are_repeated_while_the_budget_lasts() {
 }
 
 #[tokio::test]
+async fn retryable_routes_are_repeated_by_the_status_in_trailers() {
+    let script = Script::new([Act::Grpc("14"), Act::Grpc("0")]);
+    let proxy = proxy(vec![Route { is_retryable: true, ..route("all", "/.*") }], &script).await;
+    let request = Request::post("http://server.demo/").body(Full::default()).unwrap();
+    let body = proxy.http2().await.send_request(request).await.unwrap().into_body().collect().await.unwrap();
+    assert_eq!(body.trailers().unwrap()["grpc-status"], "0");
+    assert_eq!(script.received().len(), 2);
+}
+
+#[tokio::test]
 async fn classes_and_timeouts_are_the_routes() {
     let range = response_match::Match::Status(HttpStatusRange { min: 404, max: 404 });
     let class = ResponseClass { condition: Some(ResponseMatch { r#match: Some(range) }), is_failure: true };

@@ -31,7 +31,7 @@ pub(super) enum Act {
 }
 
 /// An application that follows a script, over HTTP/1 or HTTP/2; after its end it answers 200. It keeps what it
-/// received.
+/// received: path, body, and the names of headers that ask for retries or timeouts.
 #[derive(Clone, Default)]
 pub(super) struct Script {
     acts: Arc<Mutex<VecDeque<Act>>>,
@@ -59,10 +59,12 @@ impl Script {
     async fn act(self, request: Request<Incoming>) -> Result<Response<BoxedBody>, Infallible> {
         let target = request.uri().path().to_owned();
         let canonical = request.headers().get("l5d-dst-canonical").map(|value| value.to_str().unwrap().to_owned());
-        let leftover = request.headers().keys().filter(|name| name.as_str().starts_with("l5d-retry")).count();
-        assert_eq!(leftover, 0, "the mesh's headers stay in the mesh");
+        let is_terms =
+            |name: &&HeaderName| name.as_str().starts_with("l5d-retry") || name.as_str().ends_with("-timeout");
+        let terms: Vec<_> = request.headers().keys().filter(is_terms).map(HeaderName::as_str).collect();
+        let terms = terms.join(" ");
         let body = request.into_body().collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-        let seen = format!("{target} {}", String::from_utf8_lossy(&body));
+        let seen = format!("{target} {}{terms}", String::from_utf8_lossy(&body));
         self.received.lock().push(canonical.map_or(seen.clone(), |canonical| format!("{seen} {canonical}")));
         let act = self.acts.lock().pop_front();
         let whole = |status: u16| {
@@ -204,13 +206,63 @@ async fn an_attempt_that_takes_too_long_is_followed_by_another() {
 
 #[tokio::test]
 async fn headers_ask_for_retries_where_the_policy_allows_it() {
-    for (allowed, status) in [(true, StatusCode::OK), (false, StatusCode::BAD_GATEWAY)] {
-        let script = Script::new([Act::Answer(502)]);
+    let never = Act::Late(Duration::from_secs(3600), 200);
+    let names = |headers: &[(&str, &str)]| headers.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(" ");
+    for (headers, acts, status, allowed_status) in [
+        (&[("l5d-retry-http", "gateway-error")][..], vec![Act::Answer(502)], 502, 200),
+        (&[("l5d-retry-http", "5xx"), ("l5d-retry-limit", "2")], vec![Act::Answer(500); 2], 500, 200),
+        (&[("l5d-retry-http", "5xx"), ("l5d-retry-timeout", "50ms")], vec![never], 0, 200),
+        (&[("l5d-response-timeout", "50ms")], vec![never], 0, 504),
+        (&[("l5d-timeout", "50ms")], vec![never], 0, 504),
+    ] {
+        for (allowed, expected) in [(true, allowed_status), (false, status)] {
+            let script = Script::new(acts.clone());
+            let proxy = proxy(changed(|rule| rule.allow_l5d_request_headers = allowed), &[&script]).await;
+            let mut request = get("/");
+            for (name, value) in headers {
+                request.headers_mut().insert(*name, value.parse().unwrap());
+            }
+            let mut sender = proxy.http1().await;
+            let response = sender.send_request(request);
+            let received = if allowed { "/ ".to_owned() } else { format!("/ {}", names(headers)) };
+            if expected == 0 {
+                let early = tokio::time::timeout(Duration::from_millis(300), response).await;
+                assert!(early.is_err(), "{headers:?} have no effect: {early:?}");
+            } else {
+                assert_eq!(response.await.unwrap().status(), expected, "{headers:?}, allowed: {allowed}");
+            }
+            assert_eq!(script.received()[0], received, "allowed: {allowed}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn headers_ask_for_retries_by_the_status_of_grpc() {
+    for (allowed, expected) in [(true, "0"), (false, "14")] {
+        let script = Script::new([Act::Grpc("14"), Act::Grpc("0")]);
         let proxy = proxy(changed(|rule| rule.allow_l5d_request_headers = allowed), &[&script]).await;
-        let mut request = get("/");
-        let name = if allowed { "l5d-retry-http" } else { "x-retry-http" };
-        request.headers_mut().insert(name, "gateway-error".parse().unwrap());
-        assert_eq!(proxy.http1().await.send_request(request).await.unwrap().status(), status);
+        let mut sender = proxy.http2().await;
+        let request = Request::post("http://server.demo/").header("l5d-retry-grpc", "unavailable");
+        let response = sender.send_request(request.body(Full::default()).unwrap()).await.unwrap();
+        assert_eq!(response.into_body().collect().await.unwrap().trailers().unwrap()["grpc-status"], expected);
+    }
+}
+
+#[tokio::test]
+async fn an_endpoint_is_not_ejected_for_what_its_client_does_not_send() {
+    let limit = Duration::from_millis(500);
+    for timeouts in [idle_timeout(limit), request_timeout(limit)] {
+        let script = Script::default();
+        let policy = ejecting(changed(|rule| rule.timeouts = Some(timeouts)), 1);
+        let proxy = proxy(policy, &[&script]).await;
+        // The connection to the endpoint is there when the limit counts.
+        assert_eq!(proxy.get("/").await.status(), StatusCode::OK);
+        let mut client = proxy.connect().await;
+        client.write_all(b"POST / HTTP/1.1\r\nhost: server.demo\r\ncontent-length: 9\r\n\r\nbegin").await.unwrap();
+        let mut answer = [0; 12];
+        client.read_exact(&mut answer).await.unwrap();
+        assert_eq!(answer, *b"HTTP/1.1 504", "{timeouts:?}");
+        assert_eq!(metric(&proxy, "outbound_http_balancer_endpoints{endpoint_state=\"pending\""), 0, "{timeouts:?}");
     }
 }
 
@@ -221,9 +273,7 @@ async fn grpc_is_sent_again_for_a_status_in_its_trailers() {
     let retry =
         grpc_route::Retry { max_retries: 1, max_request_bytes: 64, conditions: Some(conditions), ..Default::default() };
     let proxy = proxy(fake::grpc_policy(SERVICE, Some(retry)), &[&script]).await;
-    let stream = TokioIo::new(proxy.connect().await);
-    let (mut sender, connection) = conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
-    tokio::spawn(connection);
+    let mut sender = proxy.http2().await;
     let request = Request::post("http://server.demo/echo.Echo/Say")
         .header("content-type", "application/grpc")
         .body(Full::new(Bytes::from_static(b"message")))

@@ -64,14 +64,6 @@ async fn refusing() -> (SocketAddr, Arc<AtomicUsize>) {
     (addr.await, refused)
 }
 
-/// A client of HTTP/2 of the proxy.
-async fn http2(proxy: &Proxy) -> Client {
-    let stream = TokioIo::new(proxy.connect().await);
-    let (sender, connection) = conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
-    tokio::spawn(connection);
-    sender
-}
-
 fn over_http2() -> Request<Full<Bytes>> {
     Request::get("http://server.demo/").body(Full::default()).unwrap()
 }
@@ -86,7 +78,7 @@ async fn before_a_busy_endpoint(policy: OutboundPolicy) -> (Proxy, Client, JoinS
     control.policies.lock().insert(service, policy);
     control.update(SERVICE, add(vec![endpoint(addr, None)]));
     let proxy = Proxy::start(service, control).await;
-    let mut sender = http2(&proxy).await;
+    let mut sender = proxy.http2().await;
     let mut waiting = JoinSet::new();
     for _ in 0..3 {
         waiting.spawn(sender.send_request(over_http2()));
@@ -119,7 +111,7 @@ async fn a_burst_to_a_server_outside_the_mesh_keeps_to_100_streams() {
     control.policies.lock().insert(service, ejecting(policy(SERVICE, vec![]), 7));
     control.update(SERVICE, add(vec![endpoint(listener.local_addr().unwrap(), None)]));
     let proxy = Proxy::start(service, control).await;
-    let mut sender = http2(&proxy).await;
+    let mut sender = proxy.http2().await;
     let mut answers = JoinSet::new();
     for _ in 0..BURST {
         answers.spawn(sender.send_request(over_http2()));
@@ -149,7 +141,7 @@ async fn a_policy_repeats_what_an_endpoint_refuses_after_its_pause() {
     control.policies.lock().insert(service, changed(|rule| rule.retry = Some(retry(2))));
     control.update(SERVICE, add(vec![endpoint(bad, None)]));
     let proxy = Proxy::start(service, control).await;
-    let error = http2(&proxy).await.send_request(over_http2()).await.unwrap_err();
+    let error = proxy.http2().await.send_request(over_http2()).await.unwrap_err();
     let reason = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<::h2::Error>()?.reason());
     assert_eq!(reason, Some(::h2::Reason::REFUSED_STREAM), "{error:?}");
     // At once three times more for each of the policy's three attempts.
