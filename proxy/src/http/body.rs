@@ -18,7 +18,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Incoming;
 
-use super::{respond::RequestKind, shared_connections::StreamPermit};
+use super::{headers::remove_mesh_trailers, respond::RequestKind, shared_connections::StreamPermit};
 
 use counted::Counted;
 use error::BodyError;
@@ -171,7 +171,15 @@ impl Body {
             }
             #[cfg(test)]
             Self::Channel(receiver) => receiver.poll_recv(cx),
-            Self::Incoming(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
+            Self::Incoming(body) => {
+                let mut frame = ready!(Pin::new(body).poll_frame(cx));
+                if let Some(Ok(frame)) = &mut frame
+                    && let Some(trailers) = frame.trailers_mut()
+                {
+                    remove_mesh_trailers(trailers);
+                }
+                Poll::Ready(frame.map(|frame| frame.map_err(BodyError::from)))
+            }
             Self::Counted(body) => body.poll_inner(cx),
             Self::H2(body) => body.poll_inner(cx),
             Self::Replay(body) => body.poll_inner(cx),
@@ -192,7 +200,10 @@ fn poll_h2(stream: &mut h2::RecvStream, cx: &mut Context<'_>) -> Poll<Option<Res
         // A peer that needs no more of our request says so after its response, which is complete.
         Some(Err(error)) if error.is_reset() && error.reason() == Some(h2::Reason::NO_ERROR) => Poll::Ready(None),
         Some(Err(error)) => Poll::Ready(Some(Err(error.into()))),
-        None => Poll::Ready(ready!(stream.poll_trailers(cx))?.map(|trailers| Ok(Frame::trailers(trailers)))),
+        None => Poll::Ready(ready!(stream.poll_trailers(cx))?.map(|mut trailers| {
+            remove_mesh_trailers(&mut trailers);
+            Ok(Frame::trailers(trailers))
+        })),
     }
 }
 

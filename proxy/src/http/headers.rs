@@ -79,6 +79,19 @@ pub(crate) fn remove_client_id(headers: &mut HeaderMap) {
     }
 }
 
+/// Removes all that has a meaning in the mesh from trailers, where neither proxies nor applications expect it.
+pub(crate) fn remove_mesh_trailers(trailers: &mut HeaderMap) {
+    remove_client_id(trailers);
+    while let Some(name) = trailers.keys().find(|name| name.as_str().starts_with("l5d-")).cloned() {
+        trailers.remove(name);
+    }
+}
+
+/// Whether a message's body has a transfer coding other than chunks (RFC 9112 section 7).
+pub(crate) fn has_transfer_coding_beside_chunks(headers: &HeaderMap) -> bool {
+    tokens(headers, &TRANSFER_ENCODING).any(|coding| !coding.eq_ignore_ascii_case(b"chunked"))
+}
+
 fn is_hop_by_hop(name: &HeaderName) -> bool {
     let name = name.as_str();
     !matches!(name, "host" | "content-length" | "transfer-encoding" | "te") && !name.starts_with("l5d-")

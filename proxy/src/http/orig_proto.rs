@@ -14,7 +14,7 @@ use http::{
 };
 use http_body::Body;
 
-use super::headers::{ORIG_PROTO, strip_for_http2, strip_hop_by_hop};
+use super::headers::{ORIG_PROTO, has_transfer_coding_beside_chunks, strip_for_http2, strip_hop_by_hop};
 
 /// The HTTP/1 form of a carried request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +23,12 @@ pub(crate) struct OrigProto {
     pub(crate) version: Version,
     /// Whether the target was in absolute form (`GET http://host/path`).
     pub(crate) absolute_form: bool,
+}
+
+/// Whether HTTP/2 can carry an HTTP/1 request: it has no transfer codings, so that only the chunks may be left out (RFC
+/// 9113 section 8.2.2).
+pub(crate) fn can_be_carried<B>(request: &Request<B>) -> bool {
+    !has_transfer_coding_beside_chunks(request.headers())
 }
 
 /// Turns an HTTP/1 request into the HTTP/2 request that carries it.
@@ -117,7 +123,12 @@ pub(crate) fn to_absolute_form<B>(request: &mut Request<B>, fallback: Option<&Au
 /// Puts another authority into a request, where its version has it. `host` is the same as a header's value.
 pub(crate) fn replace_authority<B>(request: &mut Request<B>, authority: &Authority, host: &HeaderValue) {
     let is_http2 = request.version() == Version::HTTP_2;
-    if is_http2 || request.uri().authority().is_some() {
+    if request.method() == Method::CONNECT {
+        // Its target is an authority alone, and has a port.
+        let port = request.uri().port_u16().filter(|_| authority.port_u16().is_none());
+        let target = port.and_then(|port| format!("{authority}:{port}").parse().ok());
+        *request.uri_mut() = Uri::from(target.unwrap_or_else(|| authority.clone()));
+    } else if is_http2 || request.uri().authority().is_some() {
         let mut parts = std::mem::take(request.uri_mut()).into_parts();
         parts.authority = Some(authority.clone());
         parts.scheme.get_or_insert(Scheme::HTTP);
@@ -195,6 +206,34 @@ mod tests {
         let mut request = request("http://web.demo/x", Version::HTTP_2, "");
         assert_eq!(downgrade_request(&mut request), None);
         assert_eq!(request.uri(), "http://web.demo/x");
+    }
+
+    #[test]
+    fn a_body_with_a_transfer_coding_is_not_carried() {
+        for (codings, expected) in [
+            (&[][..], true),
+            (&["chunked"], true),
+            (&["Chunked"], true),
+            (&["gzip, chunked"], false),
+            (&["gzip", "chunked"], false),
+        ] {
+            let mut request = request("/", Version::HTTP_11, "body");
+            for coding in codings {
+                request.headers_mut().append("transfer-encoding", HeaderValue::from_static(coding));
+            }
+            assert_eq!(can_be_carried(&request), expected, "{codings:?}");
+        }
+    }
+
+    #[test]
+    fn another_authority_leaves_connect_an_authority() {
+        for (authority, expected) in [("web.demo", "web.demo:443"), ("web.demo:80", "web.demo:80")] {
+            let mut request = request("there:443", Version::HTTP_11, "");
+            *request.method_mut() = Method::CONNECT;
+            replace_authority(&mut request, &authority.parse().unwrap(), &HeaderValue::from_str(authority).unwrap());
+            assert_eq!(request.uri(), expected);
+            assert_eq!(request.headers()["host"], authority);
+        }
     }
 
     #[test]

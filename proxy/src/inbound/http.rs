@@ -19,7 +19,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use ::http::{HeaderValue, Method, Request, Response, Version, header::HOST};
+use ::http::{HeaderValue, Method, Request, Response, StatusCode, Version, header::HOST};
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -382,6 +382,7 @@ impl HttpConnection {
                 *self.tunnel.lock() = Some(Tunnel::new(client_side, server_side, permit.take()));
                 Ok((response.map(|_| Body::Empty), None))
             }
+            _ if response.status() == StatusCode::SWITCHING_PROTOCOLS => Err(SendError::SwitchesProtocols),
             _ => {
                 strip_hop_by_hop(response.headers_mut());
                 Ok((response.map(Body::Incoming), checked_out))

@@ -78,6 +78,9 @@ pub(super) enum SendError {
     /// The application keeps closing connections or refusing streams before it processes the request.
     #[error("the application takes no HTTP/2 request")]
     Refused,
+    /// The application answered with 101 to a request that asks for no other protocol.
+    #[error("the application switches protocols unasked")]
+    SwitchesProtocols,
 }
 
 /// One worker's targets by address.
@@ -282,7 +285,7 @@ impl SendError {
             Self::Connect(error) => error.failure(),
             Self::Http(error) => Failure::BadGateway(error.to_string()),
             Self::Http2(error) => Failure::BadGateway(error.to_string()),
-            Self::Refused => Failure::BadGateway(self.to_string()),
+            Self::Refused | Self::SwitchesProtocols => Failure::BadGateway(self.to_string()),
         }
     }
 
@@ -291,7 +294,7 @@ impl SendError {
         match self {
             Self::Http2(error) => error.reason().filter(|_| error.is_reset()),
             Self::Refused => Some(::h2::Reason::REFUSED_STREAM),
-            Self::Connect(_) | Self::Http(_) => None,
+            Self::Connect(_) | Self::Http(_) | Self::SwitchesProtocols => None,
         }
     }
 }

@@ -13,7 +13,7 @@ mod subject;
 
 use std::sync::Arc;
 
-use http::{Method, Request, Response, Version, header::HOST};
+use http::{Method, Request, Response, Version, header};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 use weft_tls::identity::Identity;
@@ -34,6 +34,7 @@ use crate::{
     },
     io::{Io, Stream},
     metrics::{Direction, label},
+    route::matching::host,
     trace::Kind,
 };
 
@@ -127,7 +128,7 @@ impl Connection {
         let rule = plan.rule(http2, route, rule).ok_or(Failure::Internal("the route has no rule"))?;
         let rule = rule.metrics(&self.worker.shared, &plan.policy.parent, action);
         let by_host = self.worker.shared.config.outbound.hostname_labels;
-        let metrics = rule.route.requests(if by_host { host(&*request) } else { None });
+        let metrics = rule.route.requests(by_host.then(|| host(&*request)));
         let method = request.method().clone();
         let sent = Counted::wrap(request.body_mut(), &metrics.frames);
         let routed = Routed {
@@ -162,15 +163,6 @@ impl Connection {
     }
 }
 
-/// The host that a request names, without its port.
-fn host<B>(request: &Request<B>) -> Option<&str> {
-    let of_header = || {
-        let host = request.headers().get(HOST)?.to_str().ok()?;
-        Some(host.split_once(':').map_or(host, |(host, _)| host))
-    };
-    request.uri().host().or_else(of_header)
-}
-
 /// Removes headers that applications must not send to the mesh; returns the identity that the application requires of
 /// its server.
 fn take_mesh_headers<B>(request: &mut Request<B>) -> Result<Option<Identity>, Failure> {
@@ -181,9 +173,11 @@ fn take_mesh_headers<B>(request: &mut Request<B>) -> Result<Option<Identity>, Fa
     headers.remove(CLIENT_ID);
     headers.remove(ORIG_PROTO);
     headers.remove(DST_CANONICAL);
-    let Some(required) = headers.remove(REQUIRE_ID) else { return Ok(None) };
-    let identity = required.to_str().ok().and_then(|name| name.parse().ok());
-    // An unreadable identity cannot be proven.
+    let header::Entry::Occupied(required) = headers.entry(REQUIRE_ID) else { return Ok(None) };
+    let (_, mut required) = required.remove_entry_mult();
+    let only = required.next().filter(|_| required.next().is_none());
+    let identity = only.and_then(|name| name.to_str().ok()?.parse().ok());
+    // One that is unreadable, or one of several, cannot be proven.
     identity.map(Some).ok_or_else(|| Failure::Unusable {
         reason: "required identity is malformed".to_owned(),
         label: "identity required",
@@ -238,5 +232,9 @@ mod tests {
         let mut request = request("GET", "/", Version::HTTP_11);
         request.headers_mut().insert("l5d-require-id", "not a name".parse().unwrap());
         assert_eq!(take_mesh_headers(&mut request).unwrap_err().status(), 502);
+        for name in ["web.demo", "other.demo"] {
+            request.headers_mut().append("l5d-require-id", name.parse().unwrap());
+        }
+        assert_eq!(take_mesh_headers(&mut request).unwrap_err().status(), 502, "nobody is two");
     }
 }

@@ -34,7 +34,7 @@ use std::{
     time::Duration,
 };
 
-use ::http::{HeaderMap, Method, Request, Response, StatusCode, Version};
+use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Empty, Full, StreamBody};
 use hyper::{

@@ -23,7 +23,9 @@ use crate::{
             DST_CANONICAL, ORIG_PROTO, PROXY_CONNECTION_L5D, PROXY_ERROR, has_mesh_headers, log_request, log_response,
             strip_hop_by_hop,
         },
-        orig_proto::{downgrade_request, downgrade_response, replace_authority, to_absolute_form, upgrade_request},
+        orig_proto::{
+            can_be_carried, downgrade_request, downgrade_response, replace_authority, to_absolute_form, upgrade_request,
+        },
         respond::Failure,
         upgrade::is_tunnel,
     },
@@ -370,7 +372,7 @@ impl Exchange<'_> {
                 }
             };
         }
-        if endpoint.upgrades_http1() && !self.upgrades {
+        if endpoint.upgrades_http1() && !self.upgrades && can_be_carried(&*request) {
             upgrade_request(&mut *request);
             to_absolute_form(&mut *request, None);
             return match h2::send(endpoint, balanced, request, || self.sent(endpoint)).await {
@@ -392,6 +394,10 @@ impl Exchange<'_> {
         match h1::send(endpoint, balanced, request, reuse, || self.sent(endpoint)).await {
             Ok((response, checked_out)) => {
                 let tunnel = self.upgrades && is_tunnel(&method, response.status());
+                if response.status() == StatusCode::SWITCHING_PROTOCOLS && !tunnel {
+                    let failure = Failure::BadGateway("the endpoint switches protocols unasked".to_owned());
+                    return Err(AttemptError::Failed(failure.into(), Cause::Endpoint));
+                }
                 let mut response = response.map(Body::Incoming);
                 if !tunnel {
                     strip_hop_by_hop(response.headers_mut());

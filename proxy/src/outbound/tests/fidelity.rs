@@ -211,3 +211,56 @@ async fn a_body_that_waits_for_100_continue_is_asked_for_only_if_it_is_wanted() 
         assert!(answer.starts_with(expected.as_bytes()), "{}", answer.escape_ascii());
     }
 }
+
+#[tokio::test]
+async fn a_body_with_a_transfer_coding_arrives_with_its_coding() {
+    let app = RawApplication::start(&["HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"]).await;
+    for (way, proxy) in ways(&app).await {
+        let head = "POST / HTTP/1.1\r\nhost: server.demo\r\nconnection: close\r\ntransfer-encoding: gzip, chunked\r\n";
+        let answer = proxy.exchange(format!("{head}\r\n0\r\n\r\n").as_bytes()).await;
+        assert!(answer.contains(" 200 "), "{way}: {answer}");
+        // It takes the chunks for more requests.
+        let head = app.received().into_iter().map(|(_, head)| head).rfind(|head| head.starts_with("POST")).unwrap();
+        assert!(head.to_ascii_lowercase().contains("transfer-encoding: gzip, chunked\r\n"), "{way}: {head}");
+    }
+}
+
+#[tokio::test]
+async fn a_switch_of_protocols_that_nobody_asked_for_is_a_bad_gateway() {
+    let answer = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
+    let app = RawApplication::start(&[answer]).await;
+    for (way, proxy) in ways(&app).await {
+        assert_eq!(proxy.get("/").await.status(), StatusCode::BAD_GATEWAY, "{way}");
+    }
+}
+
+#[tokio::test]
+async fn trailers_have_nothing_of_the_mesh() {
+    let app = serve_each(|stream| async move {
+        let service = service_fn(|request: Request<Incoming>| async move {
+            let mut trailers = request.into_body().collect().await.unwrap().trailers().cloned().unwrap_or_default();
+            let received = trailers.keys().map(HeaderName::as_str).collect::<Vec<_>>().join(" ");
+            trailers.insert("x-received", received.parse().unwrap());
+            trailers.insert("l5d-proxy-error", "forged".parse().unwrap());
+            let frames = futures::stream::iter([Ok::<_, Infallible>(Frame::<Bytes>::trailers(trailers))]);
+            Ok::<_, Infallible>(Response::new(StreamBody::new(frames)))
+        });
+        let _ = http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
+    })
+    .await;
+    for (way, proxy) in
+        [("one proxy", Proxy::start(app, Control::default()).await), ("two proxies", in_front_of(app).await)]
+    {
+        let stream = TokioIo::new(proxy.connect().await);
+        let (mut sender, connection) = conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+        tokio::spawn(connection);
+        let trailers = ["x-own", "l5d-client-id", "l5d_client_id"].map(HeaderName::from_static);
+        let trailers = trailers.map(|name| (name, HeaderValue::from_static("1"))).into_iter().collect();
+        let frames = [Frame::data(Bytes::from_static(b"body")), Frame::trailers(trailers)];
+        let body = StreamBody::new(futures::stream::iter(frames.map(Ok::<_, Infallible>)));
+        let request = Request::post("http://server.demo/").body(body).unwrap();
+        let answer = sender.send_request(request).await.unwrap().into_body().collect().await.unwrap();
+        let answer = answer.trailers().unwrap();
+        assert_eq!((&answer["x-received"], answer.len()), (&HeaderValue::from_static("x-own"), 2), "{way}: {answer:?}");
+    }
+}
