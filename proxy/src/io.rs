@@ -7,6 +7,7 @@ mod batched;
 mod buffers;
 mod copy;
 mod corked;
+mod read_on;
 
 use std::{
     io::{self, IoSlice},
@@ -26,6 +27,7 @@ use crate::metrics::TransportMetrics;
 pub(crate) use batched::Batched;
 pub(crate) use copy::copy_bidirectional;
 pub(crate) use corked::{Corked, Uncork, cork};
+pub(crate) use read_on::ReadOn;
 
 /// A connection of the outbound side: the application's, or one to an endpoint.
 #[derive(Debug)]

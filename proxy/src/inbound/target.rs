@@ -26,7 +26,7 @@ use crate::{
         respond::Failure,
         serve::{MAX_BUFFER_BYTES, MAX_HEAD_BYTES},
     },
-    io::Io,
+    io::{Io, ReadOn},
     listen::set_options,
     metrics::{Direction, InboundRouteMetrics, InboundTargets, Labels, Peer, TransportMetrics, label},
     route::Meta,
@@ -242,7 +242,7 @@ impl ApplicationPort {
         let handshake = http1::Builder::new()
             .max_header_size(MAX_HEAD_BYTES)
             .max_buf_size(MAX_BUFFER_BYTES)
-            .handshake(TokioIo::new(stream))
+            .handshake(TokioIo::new(ReadOn::new(stream)))
             .await;
         let (sender, connection) =
             handshake.map_err(|error| ConnectError::Io { addr, source: io::Error::other(error) })?;

@@ -26,6 +26,7 @@ use crate::{
         pool::Repetition,
         serve::{MAX_BUFFER_BYTES, MAX_HEAD_BYTES},
     },
+    io::ReadOn,
     transport_header::SessionProtocol,
 };
 
@@ -130,7 +131,7 @@ async fn open(endpoint: &Endpoint) -> Result<SendRequest<Body>, ConnectError> {
     let (sender, connection) = http1::Builder::new()
         .max_header_size(MAX_HEAD_BYTES)
         .max_buf_size(MAX_BUFFER_BYTES)
-        .handshake(TokioIo::new(stream))
+        .handshake(TokioIo::new(ReadOn::new(stream)))
         .await
         .map_err(|source| ConnectError::Http1 { addr, source })?;
     tokio::spawn(async move {

@@ -264,3 +264,49 @@ async fn trailers_have_nothing_of_the_mesh() {
         assert_eq!((&answer["x-received"], answer.len()), (&HeaderValue::from_static("x-own"), 2), "{way}: {answer:?}");
     }
 }
+
+/// An application that answers when it has read the head of a request, and closes without reading the body.
+async fn answers_early(body: usize) -> SocketAddr {
+    serve_each(move |mut stream| async move {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            match stream.read_u8().await {
+                Ok(byte) => head.push(byte),
+                Err(_) => return,
+            }
+        }
+        let answer = format!("HTTP/1.1 413 Content Too Large\r\nconnection: close\r\ncontent-length: {body}\r\n\r\n");
+        let _ = stream.write_all(answer.as_bytes()).await;
+        let _ = stream.write_all(&vec![b'x'; body]).await;
+    })
+    .await
+}
+
+#[tokio::test]
+async fn an_answer_before_the_end_of_an_upload_arrives_whole_although_the_server_closes() {
+    const UPLOAD: usize = 10 << 20;
+    const ANSWER: usize = 64 * 1024;
+    let app = answers_early(ANSWER).await;
+    for (way, proxy) in
+        [("one proxy", Proxy::start(app, Control::default()).await), ("two proxies", in_front_of(app).await)]
+    {
+        for attempt in 0..10 {
+            let mut client = proxy.connect().await;
+            let (mut read, mut write) = client.split();
+            let upload = async {
+                let head = format!("POST /upload HTTP/1.1\r\nhost: server.demo\r\ncontent-length: {UPLOAD}\r\n\r\n");
+                let _ = write.write_all(&[head.as_bytes(), &vec![b'u'; UPLOAD]].concat()).await;
+                std::future::pending::<()>().await
+            };
+            let mut answer = Vec::new();
+            tokio::select! {
+                // The proxy's end may be a reset, too.
+                _ = read.read_to_end(&mut answer) => {}
+                () = upload => {}
+            }
+            let head = String::from_utf8_lossy(&answer[..answer.len().min(100)]);
+            assert!(head.starts_with("HTTP/1.1 413 "), "{way}, {attempt}: {head}");
+            assert!(answer.ends_with(&[b'x'; ANSWER]), "{way}, {attempt}: {} bytes", answer.len());
+        }
+    }
+}
