@@ -524,7 +524,9 @@ async fn where_mutual_tls_is_required_nothing_is_sent_in_plaintext() {
         let reason = format!("refusing plaintext to {addr}: it has no identity, and weft.io/require-mtls is set");
         assert_eq!(response.status(), StatusCode::BAD_GATEWAY);
         assert_eq!(response.headers()["l5d-proxy-error"], reason);
-        assert!(proxy.scrape().contains(r#"outbound_http_errors_total{error="identity required"} 1"#));
+        let text = proxy.scrape();
+        assert!(text.contains(r#"outbound_http_errors_total{error="identity required"} 1"#), "{text}");
+        assert!(text.lines().any(|line| line.ends_with(r#"http_status="",error="REQUIRE_MTLS"} 1"#)), "{text}");
         let mut opaque = proxy.connect().await;
         opaque.write_all(b"\x01\x02 not http ever").await.unwrap();
         assert!(!matches!(opaque.read_to_end(&mut Vec::new()).await, Ok(read) if read > 0));

@@ -391,3 +391,33 @@ async fn requests_and_connections_wait_for_an_endpoint_as_long_as_their_own_sett
         }
     }
 }
+
+#[tokio::test]
+async fn where_mutual_tls_is_required_the_meshed_endpoints_of_a_service_get_everything() {
+    let (proxy, peer, workload) = meshed_with(|config| config.outbound.require_mtls = true).await;
+    let port = peer.port();
+    tokio::spawn(async move {
+        loop {
+            let (_, stream) = peer.accept().await;
+            let service = service_fn(|_: Request<Incoming>| async {
+                Ok::<_, Infallible>(Response::new(Full::new(Bytes::from("meshed"))))
+            });
+            tokio::spawn(http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service));
+        }
+    });
+    proxy.control.update(SERVICE, add(vec![endpoint(named("plaintext").await, None)]));
+    for _ in 0..20 {
+        assert_eq!(proxy.who().await, "meshed");
+    }
+    proxy.control.update(SERVICE, remove(workload));
+    let settles = async |expected: &'static str| {
+        settled(async || match proxy.who().await {
+            who if who == expected => Ok(()),
+            who => Err(format!("{who} instead of {expected}")),
+        })
+        .await;
+    };
+    settles("502").await;
+    proxy.control.update(SERVICE, add(vec![endpoint(workload, Some((SERVER, port)))]));
+    settles("meshed").await;
+}

@@ -336,6 +336,30 @@ async fn a_gateway_is_not_its_own_client() {
 }
 
 #[tokio::test]
+async fn connect_passes_a_gateway() {
+    let clusters = Clusters::start().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    clusters.serve(&format!("{REMOTE}:80"), endpoint(listener.local_addr().unwrap(), None));
+    clusters.mirror(&format!("{REMOTE}:80"));
+    let server = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.unwrap());
+        }
+        stream.write_all(b"HTTP/1.1 200 OK\r\n\r\npong").await.unwrap();
+        String::from_utf8(head).unwrap()
+    });
+    let mut client = clusters.client.connect().await;
+    client.write_all(b"CONNECT web.remote:443 HTTP/1.1\r\nhost: web.remote:443\r\n\r\n").await.unwrap();
+    let mut answer = Vec::new();
+    client.read_to_end(&mut answer).await.unwrap();
+    let (answer, head) = (String::from_utf8(answer).unwrap(), server.await.unwrap());
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("\r\n\r\npong"), "{answer}");
+    assert!(head.starts_with(&format!("CONNECT {REMOTE}")), "{head}");
+}
+
+#[tokio::test]
 async fn websockets_pass_a_gateway() {
     let clusters = Clusters::start().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
