@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use http::{
     HeaderMap, HeaderValue, Method, Request, Response, Version,
-    header::{CONNECTION, HeaderName, TE, TRANSFER_ENCODING, UPGRADE},
+    header::{CONNECTION, CONTENT_LENGTH, HeaderName, TE, TRANSFER_ENCODING, UPGRADE},
 };
 
 /// The name of [`CLIENT_ID`].
@@ -31,7 +31,8 @@ const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection")
 /// Removes headers of one connection: all that `Connection` fields list, and the well-known ones (RFC 9110 section
 /// 7.6.1).
 ///
-/// `Transfer-Encoding` stays, because hyper needs it for HTTP/1. Headers of the message or the mesh also stay, even if
+/// `Transfer-Encoding` stays, because hyper needs it for HTTP/1; a length beside it says nothing, and would be another
+/// one for the next recipient (RFC 9112 section 6.3). Headers of the message or the mesh also stay, even if
 /// `Connection` lists them: a client must not be able to remove its `l5d-client-id`.
 pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     // Most messages have none, and one pass over their names is cheaper than a look-up for each.
@@ -51,11 +52,17 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     for name in [UPGRADE, KEEP_ALIVE, PROXY_CONNECTION, HTTP2_SETTINGS] {
         headers.remove(name);
     }
+    if headers.contains_key(TRANSFER_ENCODING) {
+        headers.remove(CONTENT_LENGTH);
+    }
 }
 
 /// Whether a message may have a header of one connection: all of these are, and `Connection` names the others.
 fn concerns_connection(name: &HeaderName) -> bool {
-    matches!(name.as_str(), "connection" | "upgrade" | "keep-alive" | "proxy-connection" | "http2-settings")
+    matches!(
+        name.as_str(),
+        "connection" | "upgrade" | "keep-alive" | "proxy-connection" | "http2-settings" | "transfer-encoding"
+    )
 }
 
 /// Whether there may be headers of the mesh. Most messages of applications have none, and one pass over their names is
@@ -204,6 +211,17 @@ mod tests {
         let mut left: Vec<&str> = map.keys().map(HeaderName::as_str).collect();
         left.sort_unstable();
         assert_eq!(left, ["accept", "host", "transfer-encoding"]);
+    }
+
+    #[test]
+    fn a_length_beside_a_transfer_coding_is_removed() {
+        let mut map = headers(&[("content-length", "3"), ("transfer-encoding", "chunked")]);
+        strip_hop_by_hop(&mut map);
+        assert_eq!(map, headers(&[("transfer-encoding", "chunked")]));
+        let length = headers(&[("content-length", "3")]);
+        map = length.clone();
+        strip_hop_by_hop(&mut map);
+        assert_eq!(map, length);
     }
 
     #[test]

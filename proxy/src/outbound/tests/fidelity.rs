@@ -226,6 +226,17 @@ async fn a_body_with_a_transfer_coding_arrives_with_its_coding() {
 }
 
 #[tokio::test]
+async fn a_response_with_a_length_beside_its_chunks_has_its_chunks() {
+    let answer = "HTTP/1.1 200 OK\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n";
+    let app = RawApplication::start(&[answer]).await;
+    for (way, proxy) in ways(&app).await {
+        let answer = proxy.exchange(b"GET / HTTP/1.1\r\nhost: server.demo\r\nconnection: close\r\n\r\n").await;
+        assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("\r\n1\r\nx\r\n0\r\n\r\n"), "{way}: {answer}");
+        assert!(!has_header(&answer, "content-length"), "{way}: {answer}");
+    }
+}
+
+#[tokio::test]
 async fn a_switch_of_protocols_that_nobody_asked_for_is_a_bad_gateway() {
     let answer = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
     let app = RawApplication::start(&[answer]).await;
