@@ -71,7 +71,7 @@ impl Needs {
 
 type Check = (&'static str, Needs, fn(&mut World));
 
-const CHECKS: [Check; 44] = [
+const CHECKS: [Check; 45] = [
     ("without the CRDs the chart refuses and names them", Needs::Cluster, bad_input::missing_crds),
     ("a chart without its values refuses and names them", Needs::Cluster, bad_input::missing_values),
     (
@@ -153,6 +153,11 @@ const CHECKS: [Check; 44] = [
         "weft-viz shows what happens, to those who may ask, also after a roll-out of itself",
         Needs::Mesh,
         component::shows_what_happens,
+    ),
+    (
+        "a Service that requires mutual TLS gets no plaintext, by its name or by its pod's address",
+        Needs::Mesh,
+        workloads::mutual_tls_is_required,
     ),
     ("addresses of both families are meshed", Needs::Mesh, workloads::dual_stack),
     (

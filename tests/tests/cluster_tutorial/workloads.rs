@@ -25,6 +25,8 @@ use crate::{
 pub(super) const NAMESPACE: &str = "workloads";
 /// A meshed namespace whose Pod Security admits ports of the node.
 const EDGE: &str = "edge";
+/// A namespace outside the mesh.
+const PLAIN: &str = "plain";
 /// A meshed namespace with addresses of both families.
 const DUAL: &str = "dual";
 /// The identity of its pods.
@@ -106,6 +108,49 @@ fn wait_for(world: &World, namespace: &str, pod: &str, target: &str) {
         Ok(())
     });
     reached.unwrap();
+}
+
+/// Whether pods outside the mesh get plaintext is their Service's to say, at any time, or its namespace's when the
+/// Service is created.
+pub(super) fn mutual_tls_is_required(world: &mut World) {
+    const REQUIRES: &str = weft_k8s_api::labels::REQUIRE_MTLS;
+    let service = |name: &str, headless: bool, annotations: Value| {
+        json!({"apiVersion": "v1", "kind": "Service",
+            "metadata": {"name": name, "namespace": PLAIN, "annotations": annotations},
+            "spec": {"selector": {"app": "server"}, "clusterIP": headless.then_some("None"),
+                "ports": [{"name": "http", "port": PORT}]}})
+    };
+    // Of no pod: a pod's address requires what any of its Services requires.
+    let mut inherits = service("inherits", false, json!({}));
+    inherits["spec"]["selector"]["app"] = json!("nobody");
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace",
+        "metadata": {"name": PLAIN, "annotations": {REQUIRES: "true"}}});
+    let pod = json!({"apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "server", "namespace": PLAIN, "labels": {"app": "server"}},
+        "spec": {"containers": [server()]}});
+    let own = json!({REQUIRES: "false"});
+    let services = [service("balanced", false, own.clone()), service("headless", true, own), inherits];
+    world.cluster.apply(&namespace.to_string()).unwrap();
+    for object in services.iter().chain([&pod]) {
+        world.cluster.apply(&object.to_string()).unwrap();
+    }
+    let inherits = world.cluster.get(&["-n", PLAIN, "service", "inherits"]).unwrap();
+    assert_eq!(inherits["metadata"]["annotations"][REQUIRES], "true", "{inherits:#}");
+    let client = world.client(SHOP);
+    for name in ["balanced", "headless"] {
+        let target = format!("{name}.{PLAIN}:{PORT}");
+        for required in [false, true, false] {
+            let annotation = format!("{REQUIRES}={required}");
+            world.cluster.kubectl(&["-n", PLAIN, "annotate", "--overwrite", "service", name, &annotation]).unwrap();
+            let settled = world.cluster.until(POD, |_| {
+                let report = requests(world, SHOP, &client, &target, 5)?;
+                ensure!(report.failures == if required { 5 } else { 0 }, "{target}, {required}: {report:?}");
+                Ok(())
+            });
+            settled.unwrap();
+        }
+    }
+    world.cluster.kubectl(&["delete", "namespace", PLAIN, "--wait=false"]).unwrap();
 }
 
 /// Each pod of a StatefulSet has a name, behind a Service without an address.
