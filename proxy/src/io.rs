@@ -25,7 +25,7 @@ use tokio::{
 use crate::metrics::TransportMetrics;
 
 pub(crate) use batched::Batched;
-pub(crate) use copy::copy_bidirectional;
+pub(crate) use copy::{CopyError, copy_bidirectional};
 pub(crate) use corked::{Corked, Uncork, cork};
 pub(crate) use read_on::ReadOn;
 
@@ -36,6 +36,51 @@ pub(crate) enum Stream {
     Plain(TcpStream),
     /// We are the TLS client. Boxed: its session state is far larger than a socket.
     Client(Box<tokio_rustls::client::TlsStream<Batched<TcpStream>>>),
+}
+
+/// A connection that can be reset, so that its peer does not take what came of it for the whole.
+pub(crate) trait Abort {
+    /// Has the connection reset when it is dropped; what is not sent by then is lost.
+    fn abort(&self);
+}
+
+impl Abort for TcpStream {
+    fn abort(&self) {
+        // It fails where there is no connection any more.
+        let _ = self.set_zero_linger();
+    }
+}
+
+impl<S: Abort> Abort for tokio_rustls::client::TlsStream<S> {
+    fn abort(&self) {
+        self.get_ref().0.abort();
+    }
+}
+
+impl<S: Abort> Abort for tokio_rustls::server::TlsStream<S> {
+    fn abort(&self) {
+        self.get_ref().0.abort();
+    }
+}
+
+impl<S: Abort> Abort for Io<S> {
+    fn abort(&self) {
+        self.inner.abort();
+    }
+}
+
+impl Abort for Stream {
+    fn abort(&self) {
+        match self {
+            Self::Plain(stream) => stream.abort(),
+            Self::Client(stream) => stream.abort(),
+        }
+    }
+}
+
+#[cfg(test)]
+impl Abort for tokio::io::DuplexStream {
+    fn abort(&self) {}
 }
 
 /// A stream with bytes that were read ahead and are returned again first, and with counters of all bytes.

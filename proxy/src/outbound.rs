@@ -37,7 +37,7 @@ use crate::{
         serve::{Closing, HttpVersion},
         upgrade::{self, Tunnel},
     },
-    io::{Io, Stream},
+    io::{Abort, Io, Stream},
     listen::{Accepted, Listener},
     metrics::{Direction, Labels, label},
     orig_dst::{self, OrigDstError},
@@ -250,7 +250,7 @@ impl Connection {
 
     fn opaque<S>(self, stream: Io<S>, plan: Arc<RoutingPlan>, server_name: Option<String>) -> Serving
     where
-        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        S: AsyncRead + AsyncWrite + Abort + Unpin + Send + 'static,
     {
         Box::pin(async move {
             tcp::forward(&self, stream, &plan, server_name.as_deref()).await?;

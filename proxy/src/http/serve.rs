@@ -23,7 +23,7 @@ use weft_runtime::drain;
 use super::body::{Observed, Observer};
 use crate::{
     config::Http2ServerConfig,
-    io::{Io, cork},
+    io::{Abort, Io, cork},
 };
 
 /// Largest head of an HTTP/1 message, in bytes. Larger ones are answered with 431.
@@ -91,7 +91,7 @@ pub(crate) async fn serve<S, A, F, O>(
     answer: A,
 ) -> Result<(), hyper::Error>
 where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + Abort + Unpin + Send + 'static,
     A: Fn(Request<Incoming>) -> F,
     F: Future<Output = Result<Response<Observed<O>>, Reset>> + Send + 'static,
     O: Observer + Unpin + Send + 'static,

@@ -12,7 +12,7 @@ use super::{Inbound, Serving, direct, error::ConnectionError, http, tcp};
 use crate::{
     detect::{self, Detected, Reads},
     http::serve::HttpVersion,
-    io::Io,
+    io::{Abort, Io},
     metrics::{Direction, Labels},
     orig_dst::canonical,
     policy::{
@@ -105,7 +105,7 @@ async fn dispatch<S>(
     policy: PortPolicy,
 ) -> Result<Serving, ConnectionError>
 where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + Abort + Unpin + Send + 'static,
 {
     let is_plain = matches!(client.tls, ClientTls::None(_));
     // One statement, so that the connection does not keep a reference to this policy.

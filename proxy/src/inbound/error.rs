@@ -4,7 +4,8 @@ use std::{io, net::SocketAddr};
 
 use super::target::ConnectError;
 use crate::{
-    detect::DetectError, identity::CertificateExpired, outbound::RelayFailed, transport_header::ReadHeaderError,
+    detect::DetectError, identity::CertificateExpired, io::CopyError, outbound::RelayFailed,
+    transport_header::ReadHeaderError,
 };
 
 /// Why a connection was closed.
@@ -74,7 +75,7 @@ pub(super) enum ConnectionError {
     Connect(#[from] ConnectError),
     /// One side failed while bytes were copied.
     #[error("connection failed")]
-    Copy(#[source] io::Error),
+    Copy(#[source] CopyError),
     /// The HTTP connection failed.
     #[error("HTTP connection failed")]
     Http(#[source] hyper::Error),

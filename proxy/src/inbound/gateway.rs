@@ -29,7 +29,7 @@ use crate::{
         respond::{Failure, RequestKind},
         upgrade::Tunnel,
     },
-    io::Io,
+    io::{Abort, Io},
     outbound::{Outbound, RelayError},
     policy::{PortPolicy, authz::Client},
     transport_header::TransportHeader,
@@ -175,7 +175,7 @@ pub(super) fn forward<S>(
     mut policy: PortPolicy,
 ) -> Result<Serving, ConnectionError>
 where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + Abort + Unpin + Send + 'static,
 {
     let stream = tcp::admit(inbound, stream, &client, own, &mut policy)?;
     let (Some(gateway), Some(name)) = (&inbound.gateway, inbound.served(header)) else {

@@ -6,7 +6,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{Inbound, Serving, error::ConnectionError};
 use crate::{
-    io::{Io, copy_bidirectional},
+    io::{Abort, CopyError, Io, copy_bidirectional},
     metrics::Counters,
     policy::{PortPolicy, authz::Client, server::ServerPolicy},
     route::Meta,
@@ -24,14 +24,21 @@ pub(super) fn forward<S>(
     mut policy: PortPolicy,
 ) -> Result<Serving, ConnectionError>
 where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + Abort + Unpin + Send + 'static,
 {
     let mut stream = admit(inbound, stream, &client, target, &mut policy)?;
     let inbound = Arc::clone(inbound);
     Ok(Box::pin(async move {
         let mut application = inbound.targets.get(target).connect().await?;
         tokio::select! {
-            copied = copy_bidirectional(&mut stream, &mut application) => copied.map_err(ConnectionError::Copy),
+            copied = copy_bidirectional(&mut stream, &mut application) => {
+                if matches!(copied, Err(CopyError::Read(_))) {
+                    // Neither side may take what is cut off for the end of what the other one sends.
+                    stream.abort();
+                    application.abort();
+                }
+                copied.map_err(ConnectionError::Copy)
+            }
             revoked = revoked(&inbound, &mut policy, &client, target) => Err(revoked),
         }
     }))

@@ -11,7 +11,10 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::buffers::{LARGE, give_buffer, take_large};
+use super::{
+    Abort,
+    buffers::{LARGE, give_buffer, take_large},
+};
 
 /// A stream that is read in large pieces. Beyond the number of large buffers that a thread may use, in pieces of the
 /// reader's size.
@@ -44,6 +47,12 @@ impl<S> Batched<S> {
         if let Some(buffer) = self.buffer.take() {
             give_buffer(buffer);
         }
+    }
+}
+
+impl<S: Abort> Abort for Batched<S> {
+    fn abort(&self) {
+        self.inner.abort();
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::{
     future::poll_fn,
-    io,
+    io::{self, ErrorKind},
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -20,21 +20,22 @@ use super::buffers::{SMALL, give_buffer, take_large, take_small};
 /// close while its client is sending.
 ///
 /// # Errors
-/// The first read or write that failed.
-pub(crate) async fn copy_bidirectional<A, B>(a: &mut A, b: &mut B) -> io::Result<()>
+/// The first read that failed, which ends both directions, or the first write.
+pub(crate) async fn copy_bidirectional<A, B>(a: &mut A, b: &mut B) -> Result<(), CopyError>
 where
     A: AsyncRead + AsyncWrite + Unpin,
     B: AsyncRead + AsyncWrite + Unpin,
 {
     let (mut forth, mut back) = (Direction::new(), Direction::new());
     poll_fn(|cx| {
-        let is_forth_done = forth.poll(cx, a, b)?;
-        let is_back_done = back.poll(cx, b, a)?;
-        if is_forth_done && is_back_done { Poll::Ready(io::Result::Ok(())) } else { Poll::Pending }
+        let is_forth_done = forth.poll(cx, a, b, back.is_reset())?;
+        let is_back_done = back.poll(cx, b, a, forth.is_reset())?;
+        if is_forth_done && is_back_done { Poll::Ready(Ok(())) } else { Poll::Pending }
     })
-    .await?;
+    .await
+    .map_err(CopyError::Read)?;
     match forth.refused.take().or(back.refused.take()) {
-        Some(error) => Err(error),
+        Some(error) => Err(CopyError::Write(error)),
         None => Ok(()),
     }
 }
@@ -51,10 +52,15 @@ struct Direction {
     refused: Option<io::Error>,
 }
 
-/// The side that failed.
-enum CopyError {
-    Read(io::Error),
-    Write(io::Error),
+/// What failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CopyError {
+    /// There may have been more to read.
+    #[error("read")]
+    Read(#[source] io::Error),
+    /// A side took no more, and sent all that it had.
+    #[error("write")]
+    Write(#[source] io::Error),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -69,14 +75,21 @@ impl Direction {
         Self { buffer: None, start: 0, end: 0, unflushed: false, is_bulk: false, state: State::Copying, refused: None }
     }
 
+    /// Whether the receiving side has reset the connection.
+    fn is_reset(&self) -> bool {
+        self.refused.as_ref().is_some_and(|error| error.kind() == ErrorKind::ConnectionReset)
+    }
+
     /// Copies all that can be copied now; returns whether this direction is done. A receiver that fails ends only this
     /// direction: its own bytes may still be readable, and after them its failure is.
-    fn poll<R, W>(&mut self, cx: &mut Context<'_>, from: &mut R, to: &mut W) -> io::Result<bool>
+    /// The sender has reset the connection if a write to it `was_reset`: the kernel says so only once, and what is read
+    /// then ends like any other.
+    fn poll<R, W>(&mut self, cx: &mut Context<'_>, from: &mut R, to: &mut W, was_reset: bool) -> io::Result<bool>
     where
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
     {
-        match self.poll_copy(cx, from, to) {
+        match self.poll_copy(cx, from, to, was_reset) {
             Poll::Pending => Ok(false),
             Poll::Ready(Ok(())) => Ok(true),
             Poll::Ready(Err(CopyError::Read(error))) => Err(error),
@@ -89,7 +102,13 @@ impl Direction {
         }
     }
 
-    fn poll_copy<R, W>(&mut self, cx: &mut Context<'_>, from: &mut R, to: &mut W) -> Poll<Result<(), CopyError>>
+    fn poll_copy<R, W>(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: &mut R,
+        to: &mut W,
+        was_reset: bool,
+    ) -> Poll<Result<(), CopyError>>
     where
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
@@ -97,6 +116,9 @@ impl Direction {
         while self.state == State::Copying {
             if self.start == self.end {
                 match self.poll_fill(cx, from).map_err(CopyError::Read)? {
+                    Poll::Ready(0) if was_reset => {
+                        return Poll::Ready(Err(CopyError::Read(ErrorKind::ConnectionReset.into())));
+                    }
                     Poll::Ready(0) => self.state = State::ShuttingDown,
                     Poll::Ready(_) => {}
                     Poll::Pending => {
@@ -185,6 +207,25 @@ mod tests {
         io::buffers::{LARGE, MAX_LARGE, in_use},
         testing::tcp_pair,
     };
+
+    #[tokio::test]
+    async fn a_reset_that_a_write_is_told_of_is_not_an_end_for_the_reader() {
+        let (mut client, mut near) = tcp_pair().await;
+        let (mut far, mut server) = tcp_pair().await;
+        server.write_all(b"part").await.unwrap();
+        far.readable().await.unwrap();
+        server.set_zero_linger().unwrap();
+        drop(server);
+        // What the client sends is copied before the server's end is read.
+        client.write_all(b"more").await.unwrap();
+        near.readable().await.unwrap();
+        let copied = copy_bidirectional(&mut near, &mut far).await.unwrap_err();
+        assert!(matches!(&copied, CopyError::Read(error) if error.kind() == ErrorKind::ConnectionReset), "{copied:?}");
+        drop(near);
+        let mut received = String::new();
+        client.read_to_string(&mut received).await.unwrap();
+        assert_eq!(received, "part");
+    }
 
     #[tokio::test]
     async fn each_end_is_passed_on_while_the_other_direction_lives() {
@@ -282,7 +323,7 @@ mod tests {
             // The first byte is accepted, and a whole small buffer before a large one.
             let mut open =
                 tokio::io::join(tokio::io::empty(), OpenFor(&mut near, if expected == LARGE { SMALL } else { 0 }));
-            let polled = poll_fn(|cx| Poll::Ready(direction.poll(cx, &mut source, &mut open))).await;
+            let polled = poll_fn(|cx| Poll::Ready(direction.poll(cx, &mut source, &mut open, false))).await;
             assert!(!polled.unwrap());
             assert_eq!(direction.buffer.as_ref().map(|buffer| buffer.len()), Some(expected), "{length} bytes");
         }

@@ -17,7 +17,7 @@ use crate::{
         serve::{Closing, Reset},
         upgrade::Tunnel,
     },
-    io::Io,
+    io::{Abort, Io},
 };
 
 /// A destination by name.
@@ -78,7 +78,7 @@ impl Named {
     /// Forwards a connection to an endpoint until both sides have ended.
     pub(crate) async fn forward<S>(&self, stream: Io<S>) -> Result<(), RelayFailed>
     where
-        S: AsyncRead + AsyncWrite + Unpin,
+        S: AsyncRead + AsyncWrite + Abort + Unpin,
     {
         let Self(connection) = self;
         let plan = connection.target.ready().await.map_err(ConnectionError::from)?;

@@ -1,6 +1,6 @@
 //! Opaque connections: route, endpoint, bytes both ways.
 
-use std::{io, sync::Arc};
+use std::sync::Arc;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     discover::route::{Distribution, OpaqueRoute, RefuseOpaque},
-    io::{Io, Stream, copy_bidirectional},
+    io::{Abort, CopyError, Io, Stream, copy_bidirectional},
     metrics::BalancerKind,
 };
 
@@ -37,7 +37,7 @@ pub(super) enum ForwardError {
     Connect(#[from] ConnectError),
     /// Bytes could not be moved.
     #[error("copy between the application and the endpoint")]
-    Copy(#[source] io::Error),
+    Copy(#[source] CopyError),
 }
 
 impl ForwardError {
@@ -74,7 +74,7 @@ pub(super) async fn forward<S>(
     server_name: Option<&str>,
 ) -> Result<(), ForwardError>
 where
-    S: AsyncRead + AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + Abort + Unpin,
 {
     let routes = plan.policy.opaque_routes().ok_or(ForwardError::NoRoute)?;
     let route = find_opaque(&routes, server_name).ok_or(ForwardError::NoRoute)?;
@@ -93,7 +93,7 @@ async fn forward_on<S>(
     route: &OpaqueRoute,
 ) -> Result<(), ForwardError>
 where
-    S: AsyncRead + AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + Abort + Unpin,
 {
     if let Some(reason) = route.refuse {
         return Err(ForwardError::Refused(reason));
@@ -105,6 +105,11 @@ where
     let (mut server, endpoint, in_flight) = Box::pin(connect(plan, &route.backends, kind, search)).await?;
     tracing::debug!(orig_dst.addr = %connection.target.destination, dst.addr = %endpoint.info.addr, "forwarding");
     let copied = copy_bidirectional(stream, &mut server).await;
+    if matches!(copied, Err(CopyError::Read(_))) {
+        // Neither side may take what is cut off for the end of what the other one sends.
+        stream.abort();
+        server.abort();
+    }
     drop(in_flight);
     copied.map_err(ForwardError::Copy)
 }

@@ -18,7 +18,8 @@ use std::{
     time::Duration,
 };
 
-use http::{Request, Response, StatusCode};
+use http::{Request, Response, StatusCode, Version, header::CONTENT_LENGTH};
+use http_body::Body as _;
 use hyper::{body::Incoming, server::conn::http1::Builder, service::service_fn};
 use hyper_util::rt::TokioIo;
 use tokio::{
@@ -30,7 +31,7 @@ use weft_runtime::drain;
 use super::{MAX_BUFFER_BYTES, MAX_HEAD_BYTES, Reset, timer::HeadTimer};
 use crate::{
     http::body::{Body, Observed, Observer},
-    io::Io,
+    io::{Abort, Io},
 };
 
 /// How long a connection waits for a head before its buffers are freed. To put it together again costs about a
@@ -49,15 +50,22 @@ pub(super) async fn serve<S, A, F, O>(
     answer: A,
 ) -> Result<(), hyper::Error>
 where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + Abort + Unpin + Send + 'static,
     A: Fn(Request<Incoming>) -> F,
     F: Future<Output = Result<Response<Observed<O>>, Reset>> + Send + 'static,
     O: Observer + Unpin + Send + 'static,
 {
-    let mut service = service_fn(move |request| {
+    let is_open_ended = Arc::<AtomicBool>::default();
+    let of_answers = Arc::clone(&is_open_ended);
+    let mut service = service_fn(move |request: Request<Incoming>| {
+        let (is_old, of_answers) = (request.version() == Version::HTTP_10, Arc::clone(&of_answers));
         // Boxed, because hyper moves what it gets several times, and this is some KiB large.
         let answer = Box::pin(answer(request));
-        async move { Ok::<_, Infallible>(answer.await.unwrap_or_else(bad_gateway)) }
+        async move {
+            let response = answer.await.unwrap_or_else(bad_gateway);
+            of_answers.store(is_ended_by_connection(is_old, &response), Ordering::Relaxed);
+            Ok::<_, Infallible>(response)
+        }
     });
     let timer = HeadTimer::new(timeout, IDLE_AFTER);
     let mut stream = Sending { stream, is_blocked: Arc::default() };
@@ -87,12 +95,25 @@ where
         let until = tokio::select! {
             // The connection first, which notices that it is idle.
             biased;
-            served = server.as_mut() => return served,
+            served = server.as_mut() => Err(served),
             () = drain.signaled() => {
                 Pin::new(server.as_mut()).graceful_shutdown();
-                return server.await;
+                Err(server.as_mut().await)
             }
-            until = idle => until,
+            until = idle => Ok(until),
+        };
+        let until = match until {
+            Ok(until) => until,
+            Err(served) => {
+                // The client must not take what is cut off for the whole.
+                if served.as_ref().is_err_and(hyper::Error::is_user)
+                    && is_open_ended.load(Ordering::Relaxed)
+                    && let Some(parts) = server.into_parts()
+                {
+                    parts.io.into_inner().stream.abort();
+                }
+                return served;
+            }
         };
         let Some(parts) = server.into_parts() else { return Ok(()) };
         let read = parts.read_buf;
@@ -148,6 +169,13 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Sending<S> {
     }
 }
 
+/// Whether the end of a response is that of its connection: HTTP/1.0 has no chunks.
+fn is_ended_by_connection<O: Observer + Unpin>(is_old: bool, response: &Response<Observed<O>>) -> bool {
+    (is_old || response.version() == Version::HTTP_10)
+        && response.body().size_hint().exact().is_none()
+        && !response.headers().contains_key(CONTENT_LENGTH)
+}
+
 /// HTTP/1 has no resets to pass on.
 fn bad_gateway<O: Observer>(_reset: Reset) -> Response<Observed<O>> {
     let mut response = Response::new(Observed::unwatched(Body::Empty));
@@ -183,6 +211,10 @@ mod tests {
 
     /// A stream that keeps how much its reader had room for.
     struct Asked(DuplexStream, Arc<AtomicUsize>);
+
+    impl Abort for Asked {
+        fn abort(&self) {}
+    }
 
     impl AsyncRead for Asked {
         fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {

@@ -16,7 +16,7 @@ use crate::{
         upgrade,
     },
     inbound::{Inbound, Serving, error::ConnectionError, gateway::Route, profiles::LastNamed},
-    io::Io,
+    io::{Abort, Io},
     policy::{PortPolicy, authz::Client},
 };
 
@@ -30,7 +30,7 @@ pub(in crate::inbound) fn serve<S>(
     policy: PortPolicy,
 ) -> Serving
 where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + Abort + Unpin + Send + 'static,
 {
     run(stream, version, connection(inbound, client, target, policy, None))
 }
@@ -46,7 +46,7 @@ pub(in crate::inbound) fn serve_gateway<S>(
     route: Route,
 ) -> Serving
 where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + Abort + Unpin + Send + 'static,
 {
     run(stream, version, connection(inbound, client, own, policy, Some(route)))
 }
@@ -76,7 +76,7 @@ fn connection(
 
 fn run<S>(stream: Io<S>, version: HttpVersion, connection: HttpConnection) -> Serving
 where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + Abort + Unpin + Send + 'static,
 {
     let inbound = Arc::clone(&connection.inbound);
     let server = Arc::clone(&connection.policy.borrow().meta);

@@ -321,3 +321,42 @@ async fn an_answer_before_the_end_of_an_upload_arrives_whole_although_the_server
         }
     }
 }
+
+#[tokio::test]
+async fn what_a_reset_cuts_off_is_not_taken_for_the_whole() {
+    for (what, request, answer) in [
+        ("bytes", &b"\x01\x02 not http ever"[..], &b"part of an answer"[..]),
+        ("a server of HTTP/1.0", b"GET / HTTP/1.1\r\nhost: server.demo\r\n\r\n", b"HTTP/1.0 200 OK\r\n\r\npart"),
+        (
+            "a client of HTTP/1.0",
+            b"GET / HTTP/1.0\r\nhost: server.demo\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\npart\r\n",
+        ),
+    ] {
+        let was_read = Arc::new(tokio::sync::Notify::new());
+        let reads = Arc::clone(&was_read);
+        let app = serve_each(move |mut stream| {
+            let was_read = Arc::clone(&reads);
+            async move {
+                let _ = stream.read(&mut [0; 1024]).await;
+                stream.write_all(answer).await.unwrap();
+                was_read.notified().await;
+                stream.set_zero_linger().unwrap();
+            }
+        })
+        .await;
+        for (way, proxy) in
+            [("one proxy", Proxy::start(app, Control::default()).await), ("two proxies", in_front_of(app).await)]
+        {
+            let mut client = proxy.connect().await;
+            client.write_all(request).await.unwrap();
+            let mut received = Vec::new();
+            while !String::from_utf8_lossy(&received).contains("part") {
+                client.read_buf(&mut received).await.unwrap();
+            }
+            was_read.notify_one();
+            let end = client.read_to_end(&mut received).await;
+            assert_eq!(end.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset, "{what}, {way}");
+        }
+    }
+}
