@@ -5,9 +5,10 @@
 
 use std::{
     fs,
-    net::{SocketAddr, TcpListener},
+    net::{Ipv4Addr, SocketAddr, TcpListener},
     path::Path,
     process::{Output, Stdio},
+    sync::atomic::{AtomicU8, Ordering},
     time::Duration,
 };
 
@@ -83,9 +84,13 @@ impl Setup {
     }
 }
 
-/// An address at which nobody listens.
+/// An address at which nobody listens, and which nothing else on this host uses: connections of other tests take ports
+/// of 127.0.0.1.
 fn unused_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let ip = Ipv4Addr::new(127, high, low, NEXT.fetch_add(1, Ordering::Relaxed));
+    TcpListener::bind((ip, 0)).unwrap().local_addr().unwrap()
 }
 
 async fn refuses(setup: Setup, names: &str) {
