@@ -23,6 +23,7 @@ mod resets;
 mod resilience;
 mod tap;
 mod trace;
+mod transparency;
 mod unprocessed;
 mod unread;
 mod websocket;
