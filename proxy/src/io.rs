@@ -25,7 +25,7 @@ use tokio::{
 use crate::metrics::TransportMetrics;
 
 pub(crate) use batched::Batched;
-pub(crate) use copy::{CopyError, copy_bidirectional};
+pub(crate) use copy::{copy_bidirectional, copy_connections};
 pub(crate) use corked::{Corked, Uncork, cork};
 pub(crate) use read_on::ReadOn;
 

@@ -4,8 +4,7 @@ use std::{io, net::SocketAddr};
 
 use super::target::ConnectError;
 use crate::{
-    detect::DetectError, identity::CertificateExpired, io::CopyError, outbound::RelayFailed,
-    transport_header::ReadHeaderError,
+    detect::DetectError, identity::CertificateExpired, outbound::RelayFailed, transport_header::ReadHeaderError,
 };
 
 /// Why a connection was closed.
@@ -75,7 +74,7 @@ pub(super) enum ConnectionError {
     Connect(#[from] ConnectError),
     /// One side failed while bytes were copied.
     #[error("connection failed")]
-    Copy(#[source] CopyError),
+    Copy(#[source] io::Error),
     /// The HTTP connection failed.
     #[error("HTTP connection failed")]
     Http(#[source] hyper::Error),

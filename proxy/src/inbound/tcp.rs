@@ -6,7 +6,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{Inbound, Serving, error::ConnectionError};
 use crate::{
-    io::{Abort, CopyError, Io, copy_bidirectional},
+    io::{Abort, Io, copy_connections},
     metrics::Counters,
     policy::{PortPolicy, authz::Client, server::ServerPolicy},
     route::Meta,
@@ -31,14 +31,7 @@ where
     Ok(Box::pin(async move {
         let mut application = inbound.targets.get(target).connect().await?;
         tokio::select! {
-            copied = copy_bidirectional(&mut stream, &mut application) => {
-                if matches!(copied, Err(CopyError::Read(_))) {
-                    // Neither side may take what is cut off for the end of what the other one sends.
-                    stream.abort();
-                    application.abort();
-                }
-                copied.map_err(ConnectionError::Copy)
-            }
+            copied = copy_connections(&mut stream, &mut application) => copied.map_err(ConnectionError::Copy),
             revoked = revoked(&inbound, &mut policy, &client, target) => Err(revoked),
         }
     }))

@@ -12,7 +12,10 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::buffers::{SMALL, give_buffer, take_large, take_small};
+use super::{
+    Abort,
+    buffers::{SMALL, give_buffer, take_large, take_small},
+};
 
 /// Copies both ways, passes each side's end on as a half-close, and returns when both have ended.
 ///
@@ -20,8 +23,34 @@ use super::buffers::{SMALL, give_buffer, take_large, take_small};
 /// close while its client is sending.
 ///
 /// # Errors
-/// The first read that failed, which ends both directions, or the first write.
-pub(crate) async fn copy_bidirectional<A, B>(a: &mut A, b: &mut B) -> Result<(), CopyError>
+/// The first read or write that failed.
+pub(crate) async fn copy_bidirectional<A, B>(a: &mut A, b: &mut B) -> io::Result<()>
+where
+    A: AsyncRead + AsyncWrite + Unpin,
+    B: AsyncRead + AsyncWrite + Unpin,
+{
+    copy(a, b).await.map_err(io::Error::from)
+}
+
+/// As [`copy_bidirectional`]; where a read fails, both connections are reset, so that neither peer takes what was cut
+/// off for the end of what the other one sends.
+///
+/// # Errors
+/// The first read or write that failed.
+pub(crate) async fn copy_connections<A, B>(a: &mut A, b: &mut B) -> io::Result<()>
+where
+    A: AsyncRead + AsyncWrite + Abort + Unpin,
+    B: AsyncRead + AsyncWrite + Abort + Unpin,
+{
+    let copied = copy(a, b).await;
+    if matches!(copied, Err(CopyError::Read(_))) {
+        a.abort();
+        b.abort();
+    }
+    copied.map_err(io::Error::from)
+}
+
+async fn copy<A, B>(a: &mut A, b: &mut B) -> Result<(), CopyError>
 where
     A: AsyncRead + AsyncWrite + Unpin,
     B: AsyncRead + AsyncWrite + Unpin,
@@ -53,14 +82,20 @@ struct Direction {
 }
 
 /// What failed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CopyError {
+#[derive(Debug)]
+enum CopyError {
     /// There may have been more to read.
-    #[error("read")]
-    Read(#[source] io::Error),
+    Read(io::Error),
     /// A side took no more, and sent all that it had.
-    #[error("write")]
-    Write(#[source] io::Error),
+    Write(io::Error),
+}
+
+impl From<CopyError> for io::Error {
+    fn from(error: CopyError) -> Self {
+        match error {
+            CopyError::Read(error) | CopyError::Write(error) => error,
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -209,7 +244,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn a_reset_that_a_write_is_told_of_is_not_an_end_for_the_reader() {
+    async fn a_reset_that_a_write_reports_is_not_an_end_for_the_reader() {
         let (mut client, mut near) = tcp_pair().await;
         let (mut far, mut server) = tcp_pair().await;
         server.write_all(b"part").await.unwrap();
@@ -219,7 +254,7 @@ mod tests {
         // What the client sends is copied before the server's end is read.
         client.write_all(b"more").await.unwrap();
         near.readable().await.unwrap();
-        let copied = copy_bidirectional(&mut near, &mut far).await.unwrap_err();
+        let copied = copy(&mut near, &mut far).await.unwrap_err();
         assert!(matches!(&copied, CopyError::Read(error) if error.kind() == ErrorKind::ConnectionReset), "{copied:?}");
         drop(near);
         let mut received = String::new();

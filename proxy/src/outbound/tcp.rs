@@ -1,6 +1,6 @@
 //! Opaque connections: route, endpoint, bytes both ways.
 
-use std::sync::Arc;
+use std::{io, sync::Arc};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     discover::route::{Distribution, OpaqueRoute, RefuseOpaque},
-    io::{Abort, CopyError, Io, Stream, copy_bidirectional},
+    io::{Abort, Io, Stream, copy_connections},
     metrics::BalancerKind,
 };
 
@@ -37,7 +37,7 @@ pub(super) enum ForwardError {
     Connect(#[from] ConnectError),
     /// Bytes could not be moved.
     #[error("copy between the application and the endpoint")]
-    Copy(#[source] CopyError),
+    Copy(#[source] io::Error),
 }
 
 impl ForwardError {
@@ -104,12 +104,7 @@ where
     // Boxed, because it is larger than all that follows.
     let (mut server, endpoint, in_flight) = Box::pin(connect(plan, &route.backends, kind, search)).await?;
     tracing::debug!(orig_dst.addr = %connection.target.destination, dst.addr = %endpoint.info.addr, "forwarding");
-    let copied = copy_bidirectional(stream, &mut server).await;
-    if matches!(copied, Err(CopyError::Read(_))) {
-        // Neither side may take what is cut off for the end of what the other one sends.
-        stream.abort();
-        server.abort();
-    }
+    let copied = copy_connections(stream, &mut server).await;
     drop(in_flight);
     copied.map_err(ForwardError::Copy)
 }
