@@ -62,7 +62,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for ReadOn<S> {
         let polled = Pin::new(&mut this.inner).poll_read(cx, buf);
         let has_ended = polled.is_ready() && before > 0 && buf.remaining() == before;
         this.is_read |= has_ended;
-        // The kernel says only once that the connection was reset, and a write was told.
+        // The kernel reports a reset once, and a write got it.
         if has_ended && this.closed == Some(ErrorKind::ConnectionReset) {
             return Poll::Ready(Err(ErrorKind::ConnectionReset.into()));
         }

@@ -5,15 +5,15 @@
 
 use super::{
     pair::{echo, in_front_of},
-    raw::RawApplication,
+    raw::{RawApplication, read_head},
     resilience::Script,
     *,
 };
 use weft_proto::linkerd::{http_route::HttpFailureInjector, outbound::http_route};
 
 /// The application's proxies, one and two.
-async fn ways(app: &RawApplication) -> [(&'static str, Proxy); 2] {
-    [("one proxy", Proxy::start(app.addr, Control::default()).await), ("two proxies", in_front_of(app.addr).await)]
+pub(super) async fn ways(app: SocketAddr) -> [(&'static str, Proxy); 2] {
+    [("one proxy", Proxy::start(app, Control::default()).await), ("two proxies", in_front_of(app).await)]
 }
 
 fn has_header(head: &str, name: &str) -> bool {
@@ -30,7 +30,7 @@ async fn requests_without_a_body_gain_none() {
         ("GET /plain HTTP/1.0\r\nhost: server.demo\r\n\r\n", None),
     ] {
         let app = RawApplication::start(&["HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"]).await;
-        for (way, proxy) in ways(&app).await {
+        for (way, proxy) in ways(app.addr).await {
             let answer = proxy.exchange(request.as_bytes()).await;
             assert!(answer.contains(" 200 ") && answer.ends_with("\r\n\r\nok"), "{way}: {answer}");
             let (_, head) = app.received().pop().unwrap();
@@ -44,9 +44,7 @@ async fn requests_without_a_body_gain_none() {
 #[tokio::test]
 async fn a_body_in_chunks_arrives_whatever_the_method() {
     let app = echo().await;
-    for (way, proxy) in
-        [("one proxy", Proxy::start(app, Control::default()).await), ("two proxies", in_front_of(app).await)]
-    {
+    for (way, proxy) in ways(app).await {
         for method in ["GET", "POST"] {
             let head = "/search HTTP/1.1\r\nhost: server.demo\r\nconnection: close\r\ntransfer-encoding: chunked\r\n";
             let request = format!("{method} {head}\r\n4\r\nbody\r\n0\r\n\r\n");
@@ -66,7 +64,7 @@ async fn responses_without_a_body_gain_none() {
         ("GET", "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"),
     ] {
         let app = RawApplication::start(&[answer]).await;
-        for (way, proxy) in ways(&app).await {
+        for (way, proxy) in ways(app.addr).await {
             let request = format!("{method} / HTTP/1.1\r\nhost: server.demo\r\nconnection: close\r\n\r\n");
             let received = proxy.exchange(request.as_bytes()).await;
             let (status, rest) = received.split_once("\r\n").unwrap();
@@ -84,7 +82,7 @@ async fn responses_without_a_body_gain_none() {
 async fn a_response_that_ends_with_its_connection_arrives_whole() {
     for answer in ["HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nall of it", "HTTP/1.0 200 OK\r\n\r\nall of it"] {
         let app = RawApplication::start(&[answer]).await;
-        for (way, proxy) in ways(&app).await {
+        for (way, proxy) in ways(app.addr).await {
             for _ in 0..2 {
                 let response = proxy.get("/").await;
                 assert_eq!((response.status(), text(response).await.as_str()), (StatusCode::OK, "all of it"), "{way}");
@@ -120,7 +118,7 @@ async fn an_answer_to_connect_says_nothing_about_a_body() {
         "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nx-kept: 1\r\n\r\n",
     ] {
         let app = RawApplication::start(&[answer]).await;
-        for (way, proxy) in ways(&app).await {
+        for (way, proxy) in ways(app.addr).await {
             let mut client = proxy.connect().await;
             client.write_all(b"CONNECT server.demo:443 HTTP/1.1\r\nhost: server.demo:443\r\n\r\n").await.unwrap();
             let mut head = Vec::new();
@@ -140,7 +138,7 @@ async fn early_hints_are_left_out_and_the_response_after_them_is_whole() {
     for hinted in [hints.to_owned(), hints.repeat(3)] {
         let answer = format!("{hinted}HTTP/1.1 200 OK\r\ncontent-length: 5\r\nx-final: 1\r\n\r\nfinal");
         let app = RawApplication::start(&[&*answer.leak()]).await;
-        for (way, proxy) in ways(&app).await {
+        for (way, proxy) in ways(app.addr).await {
             let request = b"GET / HTTP/1.1\r\nhost: server.demo\r\nconnection: close\r\n\r\n";
             let received = proxy.exchange(request).await;
             assert!(
@@ -215,7 +213,7 @@ async fn a_body_that_waits_for_100_continue_is_asked_for_only_if_it_is_wanted() 
 #[tokio::test]
 async fn a_body_with_a_transfer_coding_arrives_with_its_coding() {
     let app = RawApplication::start(&["HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"]).await;
-    for (way, proxy) in ways(&app).await {
+    for (way, proxy) in ways(app.addr).await {
         let head = "POST / HTTP/1.1\r\nhost: server.demo\r\nconnection: close\r\ntransfer-encoding: gzip, chunked\r\n";
         let answer = proxy.exchange(format!("{head}\r\n0\r\n\r\n").as_bytes()).await;
         assert!(answer.contains(" 200 "), "{way}: {answer}");
@@ -229,7 +227,7 @@ async fn a_body_with_a_transfer_coding_arrives_with_its_coding() {
 async fn a_response_with_a_length_beside_its_chunks_has_its_chunks() {
     let answer = "HTTP/1.1 200 OK\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n";
     let app = RawApplication::start(&[answer]).await;
-    for (way, proxy) in ways(&app).await {
+    for (way, proxy) in ways(app.addr).await {
         let answer = proxy.exchange(b"GET / HTTP/1.1\r\nhost: server.demo\r\nconnection: close\r\n\r\n").await;
         assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("\r\n1\r\nx\r\n0\r\n\r\n"), "{way}: {answer}");
         assert!(!has_header(&answer, "content-length"), "{way}: {answer}");
@@ -237,10 +235,10 @@ async fn a_response_with_a_length_beside_its_chunks_has_its_chunks() {
 }
 
 #[tokio::test]
-async fn a_switch_of_protocols_that_nobody_asked_for_is_a_bad_gateway() {
+async fn an_unsolicited_switch_of_protocols_is_a_bad_gateway() {
     let answer = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
     let app = RawApplication::start(&[answer]).await;
-    for (way, proxy) in ways(&app).await {
+    for (way, proxy) in ways(app.addr).await {
         assert_eq!(proxy.get("/").await.status(), StatusCode::BAD_GATEWAY, "{way}");
     }
 }
@@ -259,9 +257,7 @@ async fn trailers_have_nothing_of_the_mesh() {
         let _ = http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
     })
     .await;
-    for (way, proxy) in
-        [("one proxy", Proxy::start(app, Control::default()).await), ("two proxies", in_front_of(app).await)]
-    {
+    for (way, proxy) in ways(app).await {
         let stream = TokioIo::new(proxy.connect().await);
         let (mut sender, connection) = conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
         tokio::spawn(connection);
@@ -279,12 +275,8 @@ async fn trailers_have_nothing_of_the_mesh() {
 /// An application that answers when it has read the head of a request, and closes without reading the body.
 async fn answers_early(body: usize) -> SocketAddr {
     serve_each(move |mut stream| async move {
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            match stream.read_u8().await {
-                Ok(byte) => head.push(byte),
-                Err(_) => return,
-            }
+        if read_head(&mut stream).await.is_none() {
+            return;
         }
         let answer = format!("HTTP/1.1 413 Content Too Large\r\nconnection: close\r\ncontent-length: {body}\r\n\r\n");
         let _ = stream.write_all(answer.as_bytes()).await;
@@ -298,9 +290,7 @@ async fn an_answer_before_the_end_of_an_upload_arrives_whole_although_the_server
     const UPLOAD: usize = 10 << 20;
     const ANSWER: usize = 64 * 1024;
     let app = answers_early(ANSWER).await;
-    for (way, proxy) in
-        [("one proxy", Proxy::start(app, Control::default()).await), ("two proxies", in_front_of(app).await)]
-    {
+    for (way, proxy) in ways(app).await {
         for attempt in 0..10 {
             let mut client = proxy.connect().await;
             let (mut read, mut write) = client.split();
@@ -345,9 +335,7 @@ async fn what_a_reset_cuts_off_is_not_taken_for_the_whole() {
             }
         })
         .await;
-        for (way, proxy) in
-            [("one proxy", Proxy::start(app, Control::default()).await), ("two proxies", in_front_of(app).await)]
-        {
+        for (way, proxy) in ways(app).await {
             let mut client = proxy.connect().await;
             client.write_all(request).await.unwrap();
             let mut received = Vec::new();

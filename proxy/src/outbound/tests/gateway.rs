@@ -1,6 +1,6 @@
 //! Two clusters: a client's proxy, a gateway's, and the Services behind it, which may have a third.
 
-use super::*;
+use super::{raw::read_head, *};
 use crate::policy::{
     Policies,
     testing::{authz, detecting, only, opaque},
@@ -85,16 +85,9 @@ impl Clusters {
         self.control.update(service, add(vec![endpoint]));
     }
 
-    async fn http2(&self) -> conn::http2::SendRequest<Full<Bytes>> {
-        let stream = TokioIo::new(self.client.connect().await);
-        let (sender, connection) = conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
-        tokio::spawn(connection);
-        sender
-    }
-
     async fn grpc(&self) -> String {
         let request = Request::post("http://web.remote/echo.Echo/Say").header("content-type", "application/grpc");
-        let response = self.http2().await.send_request(request.body(Full::default()).unwrap()).await.unwrap();
+        let response = self.client.http2().await.send_request(request.body(Full::default()).unwrap()).await.unwrap();
         assert_eq!(response.status(), StatusCode::OK);
         response.headers()["grpc-status"].to_str().unwrap().to_owned()
     }
@@ -194,7 +187,7 @@ async fn http2_keeps_its_version_and_gets_the_name() {
     clusters.serve(&format!("{REMOTE}:8080"), endpoint(mirror_app().await, None));
     clusters.mirror(&format!("{REMOTE}:8080"));
     let request = Request::get("http://web.remote/a?b").header("forwarded", "by=other").body(Full::default()).unwrap();
-    let response = clusters.http2().await.send_request(request).await.unwrap();
+    let response = clusters.client.http2().await.send_request(request).await.unwrap();
     let seen = text(response).await;
     assert!(seen.starts_with(&format!("HTTP/2.0 http://{REMOTE}:8080/a?b\n")), "{seen}");
     assert!(seen.contains("\nforwarded=by=other\n"), "{seen}");
@@ -343,12 +336,9 @@ async fn connect_passes_a_gateway() {
     clusters.mirror(&format!("{REMOTE}:80"));
     let server = tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            head.push(stream.read_u8().await.unwrap());
-        }
+        let head = read_head(&mut stream).await.unwrap();
         stream.write_all(b"HTTP/1.1 200 OK\r\n\r\npong").await.unwrap();
-        String::from_utf8(head).unwrap()
+        head
     });
     let mut client = clusters.client.connect().await;
     client.write_all(b"CONNECT web.remote:443 HTTP/1.1\r\nhost: web.remote:443\r\n\r\n").await.unwrap();
@@ -367,10 +357,7 @@ async fn websockets_pass_a_gateway() {
     clusters.mirror(&format!("{REMOTE}:80"));
     tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            head.push(stream.read_u8().await.unwrap());
-        }
+        read_head(&mut stream).await.unwrap();
         let answer = b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
         stream.write_all(answer).await.unwrap();
         let mut received = [0; 4];

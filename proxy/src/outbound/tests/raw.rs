@@ -55,6 +55,15 @@ impl Proxy {
     }
 }
 
+/// The head of a request or response; `None` if the connection ends before it.
+pub(super) async fn read_head(stream: &mut TcpStream) -> Option<String> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.ok()?);
+    }
+    Some(String::from_utf8(head).unwrap())
+}
+
 /// An HTTP/1 application that answers each request without a body with the next of its bytes; a connection ends with an
 /// answer that says so. After the last it repeats it.
 #[derive(Clone)]

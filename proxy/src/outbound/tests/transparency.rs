@@ -3,26 +3,21 @@
 
 use futures::future::join_all;
 
-use super::{pair::in_front_of, *};
+use super::{raw::read_head, *};
 
 /// How a client reaches an application. The proxies live as long as they are held.
 async fn ways(app: SocketAddr) -> [(&'static str, SocketAddr, Option<Proxy>); 3] {
-    let (one, two) = (Proxy::start(app, Control::default()).await, in_front_of(app).await);
-    [("no proxy", app, None), ("one proxy", one.addr, Some(one)), ("two proxies", two.addr, Some(two))]
+    let [one, two] = fidelity::ways(app).await.map(|(way, proxy)| (way, proxy.addr, Some(proxy)));
+    [("no proxy", app, None), one, two]
 }
 
 /// An application that answers each head with these bytes, and closes then if `closes`.
 async fn answers(answer: &'static [u8], closes: bool) -> SocketAddr {
     serve_each(move |mut stream| async move {
-        let mut head = Vec::new();
-        while let Ok(byte) = stream.read_u8().await {
-            head.push(byte);
-            if head.ends_with(b"\r\n\r\n") {
-                head.clear();
-                stream.write_all(answer).await.unwrap();
-                if closes {
-                    return;
-                }
+        while read_head(&mut stream).await.is_some() {
+            stream.write_all(answer).await.unwrap();
+            if closes {
+                return;
             }
         }
     })
@@ -116,7 +111,7 @@ async fn understands() -> SocketAddr {
 
 /// Bodies with a length, chunks, both or neither are where two readers of one connection may differ.
 #[tokio::test]
-async fn a_server_understands_what_the_client_sent_or_nobody_does() {
+async fn a_server_understands_what_the_client_sent_or_it_is_refused() {
     const HOST: &str = " HTTP/1.1\r\nhost: server.demo\r\nconnection: close\r\n";
     const CHUNKS: &str = "\r\n1\r\nx\r\n0\r\n\r\n";
     let rows = [

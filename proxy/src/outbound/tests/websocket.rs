@@ -16,7 +16,7 @@ use tokio_tungstenite::{
     },
 };
 
-use super::{pair::in_front_of, *};
+use super::{pair::in_front_of, raw::read_head, *};
 
 /// A connection to a server that sends each message back, and closes as it was closed.
 async fn connected() -> (Proxy, WebSocketStream<TcpStream>) {
@@ -85,19 +85,10 @@ async fn websocket_close_codes_and_reasons_come_back() {
     }
 }
 
-/// The head of a request or response.
-async fn read_head(stream: &mut TcpStream) -> String {
-    let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") {
-        head.push(stream.read_u8().await.unwrap());
-    }
-    String::from_utf8(head).unwrap()
-}
-
 /// A connection to a server that agrees to compression if that is offered, and then sends every byte back.
 async fn compressing() -> (Proxy, TcpStream) {
     let server = serve_each(|mut stream| async move {
-        let head = read_head(&mut stream).await;
+        let head = read_head(&mut stream).await.unwrap();
         let is_offered = head.contains("\r\nsec-websocket-extensions: permessage-deflate; client_max_window_bits\r\n");
         let agreed = if is_offered { "permessage-deflate; server_no_context_takeover" } else { "nothing" };
         let answer = format!(
@@ -114,7 +105,7 @@ async fn compressing() -> (Proxy, TcpStream) {
                    sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
                    sec-websocket-extensions: permessage-deflate; client_max_window_bits\r\n\r\n";
     stream.write_all(request.as_bytes()).await.unwrap();
-    let head = read_head(&mut stream).await;
+    let head = read_head(&mut stream).await.unwrap();
     assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
     for agreed in ["extensions: permessage-deflate; server_no_context_takeover", "accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo="]
     {
