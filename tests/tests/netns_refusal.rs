@@ -84,8 +84,8 @@ impl Setup {
     }
 }
 
-/// An address at which nobody listens, and which nothing else on this host uses: connections of other tests take ports
-/// of 127.0.0.1.
+/// An address without a listener, which nothing else on this host uses: connections of other tests take ports of
+/// 127.0.0.1.
 fn unused_address() -> SocketAddr {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let [.., high, low] = std::process::id().to_be_bytes();

@@ -68,7 +68,7 @@ pub(super) fn profile(bytes: &[u8]) {
     check_routes(&read, &message);
 }
 
-/// The endpoint with an identity that nobody can read.
+/// The endpoint with an unreadable identity.
 fn unnamed(endpoint: &WeightedAddr) -> WeightedAddr {
     WeightedAddr { tls_identity: Some(TlsIdentity::default()), ..endpoint.clone() }
 }
