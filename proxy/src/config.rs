@@ -341,8 +341,8 @@ pub(crate) struct StreamLimits {
     pub(crate) idle: Option<Duration>,
     /// The longest time that the stream may be open.
     pub(crate) lifetime: Option<Duration>,
-    /// Pings on the connection that the streams share; `None` means the numbers of Linkerd's chart. Nothing on loopback
-    /// is pinged.
+    /// Pings on the connection that the streams share; `None` means the numbers of Linkerd's chart, and none on
+    /// loopback.
     pub(crate) keepalive: Option<Keepalive>,
 }
 

@@ -46,7 +46,7 @@ impl Connector {
     pub(super) fn new(addr: ControlAddr, trust: Trust, keepalive: Option<Keepalive>) -> Self {
         // A controller in this pod cannot vanish unnoticed, and gRPC servers in Go end connections on which they are
         // pinged more often than every five minutes. Elsewhere a proxy answers for the controller.
-        let keepalive = (!addr.is_loopback()).then(|| keepalive.unwrap_or(KEEPALIVE));
+        let keepalive = keepalive.or_else(|| (!addr.is_loopback()).then_some(KEEPALIVE));
         Self { addr, trust, keepalive }
     }
 
@@ -136,18 +136,25 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn only_what_may_vanish_unnoticed_is_pinged() {
-        let connector = |host: &str| {
+        let connector = |host: &str, keepalive| {
             let addr = ControlAddr { host: host.to_owned(), port: 8090, identity: None };
-            Connector::new(addr, Trust::Credentials(tokio::sync::watch::channel(None).1), None)
+            Connector::new(addr, Trust::Credentials(tokio::sync::watch::channel(None).1), keepalive)
         };
-        for (host, is_pinged) in [("10.0.0.1", true), ("localhost.", false), ("127.0.0.1", false), ("::1", false)] {
+        for (host, set, is_pinged) in [
+            ("10.0.0.1", None, true),
+            ("localhost.", None, false),
+            ("127.0.0.1", None, false),
+            ("::1", None, false),
+            // A relay on loopback may vanish.
+            ("127.0.0.1", Some(KEEPALIVE), true),
+        ] {
             let (client, mut server) = duplex(4096);
-            let _sender = handshake(client, connector(host).keepalive).await.unwrap();
+            let _sender = handshake(client, connector(host, set).keepalive).await.unwrap();
             server.read_exact(&mut [0; 24]).await.unwrap();
             server.write_all(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
             let pinged = async { while next_frame(&mut server).await.unwrap().kind != PING {} };
             let pinged = timeout(6 * KEEPALIVE.interval, pinged).await;
-            assert_eq!(pinged.is_ok(), is_pinged, "{host}");
+            assert_eq!(pinged.is_ok(), is_pinged, "{host}, {set:?}");
         }
     }
 }

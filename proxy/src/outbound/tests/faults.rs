@@ -303,10 +303,14 @@ fn random(rng: &mut StdRng, hop: Hop) -> Fault {
 async fn survives(hop: Hop) {
     let seed: u64 = rand::random();
     let mut rng = StdRng::seed_from_u64(seed);
-    // One connection to the control plane serves all clients, with some hundred bytes: the first is cut in any case.
-    let mut first =
-        (hop == Hop::ToControlPlane).then_some(Fault::After(Toward::Client, rng.random_range(0..100), Cut::Reset));
-    let chain = Chain::start(hop, with_headers(), move || first.take().unwrap_or_else(|| random(&mut rng, hop))).await;
+    // One connection to the control plane serves all clients, with some hundred bytes: the first ones are cut in any
+    // case.
+    let mut first = if hop == Hop::ToControlPlane {
+        [Cut::Reset, Cut::Silence].map(|cut| Fault::After(Toward::Client, rng.random_range(0..100), cut)).to_vec()
+    } else {
+        Vec::new()
+    };
+    let chain = Chain::start(hop, with_headers(), move || first.pop().unwrap_or_else(|| random(&mut rng, hop))).await;
     clients_survive(&format!("seed {seed}, {hop:?}"), chain.entry, &chain.faulty, || chain.proxy.scrape()).await;
 }
 
