@@ -17,8 +17,7 @@ const CONNECTION_WINDOW: u32 = 16 << 20;
 /// whose readers are slow, or for the 256 streams of a connection with messages of 128 bytes. h2's default is half the
 /// connection's window, 8 MiB, which 11 such streams use up. More would let a few clients fill a small pod's memory.
 pub(crate) const SMALL_FRAMES: usize = 16 << 20;
-/// The window in bytes of connections that are accepted. hyper has no setting for what small frames may cost, and h2's
-/// default is half the window.
+/// The window in bytes of connections that are accepted: twice what the streams of another proxy of ours fill.
 const SERVER_CONNECTION_WINDOW: u32 = 2 * SMALL_FRAMES as u32;
 /// The largest window (RFC 9113 section 6.9.1).
 const MAX_WINDOW: u32 = (1 << 31) - 1;
@@ -45,8 +44,8 @@ pub(crate) struct Http2ServerConfig {
     pub(crate) adaptive_window: bool,
     /// Initial stream window in bytes.
     pub(crate) stream_window: u32,
-    /// Initial connection window in bytes. 32 MiB, where Linkerd's default is 1 MiB: half of it is [`SMALL_FRAMES`],
-    /// and the 256 streams that another proxy of ours puts on a connection fill no more than half.
+    /// Initial connection window in bytes. 32 MiB, where Linkerd's default is 1 MiB: the 256 streams that another proxy
+    /// of ours puts on a connection fill no more than half.
     pub(crate) connection_window: u32,
     /// Pings to silent clients.
     pub(crate) keepalive: Option<Keepalive>,
@@ -65,7 +64,7 @@ pub(crate) struct Http2ServerConfig {
     /// requests would fail too, and on a connection from another proxy those of other clients. 200 is as many as the
     /// outbound side lets a client have open.
     pub(crate) max_pending_resets: usize,
-    /// The most bytes of a response that one stream buffers; `None` is the library's 400 KiB.
+    /// The most bytes of a response that one stream buffers; `None` is hyper's 400 KiB.
     pub(crate) max_send_buffer: Option<u32>,
 }
 

@@ -13,12 +13,12 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, header::CONTENT_LENGTH};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Incoming;
 
-use super::{headers::remove_mesh_trailers, respond::RequestKind, shared_connections::StreamPermit};
+use super::{headers::remove_mesh_headers, respond::RequestKind, shared_connections::StreamPermit};
 
 use counted::Counted;
 use error::BodyError;
@@ -38,6 +38,8 @@ pub(crate) enum Body {
     Channel(tokio::sync::mpsc::UnboundedReceiver<Result<Frame<Bytes>, BodyError>>),
     /// A body that hyper reads.
     Incoming(Incoming),
+    /// A request's body that an HTTP/2 server stream reads.
+    H2Request(H2Request),
     /// A request's body whose frames are counted.
     Counted(Counted),
     /// A body that an HTTP/2 client stream reads.
@@ -54,6 +56,14 @@ pub(crate) enum Body {
     Boxed(UnsyncBoxBody<Bytes, BodyError>),
 }
 
+/// A request's body on a client's connection.
+#[derive(Debug)]
+pub(crate) struct H2Request {
+    stream: h2::RecvStream,
+    /// How many bytes are still to come, if the client said so.
+    left: Option<u64>,
+}
+
 /// A response's body, and its stream's place on the connection.
 #[derive(Debug)]
 pub(crate) struct H2Body {
@@ -68,6 +78,24 @@ pub(crate) struct Peeked {
     rest: Body,
 }
 
+impl H2Request {
+    /// The body of a request with these headers.
+    pub(crate) fn new(stream: h2::RecvStream, headers: &HeaderMap) -> Self {
+        let length = || headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
+        // h2 refuses more or fewer bytes than the header says.
+        let left = if stream.is_end_stream() { Some(0) } else { length() };
+        Self { stream, left }
+    }
+
+    fn poll_inner(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let frame = ready!(poll_h2(&mut self.stream, cx));
+        if let (Some(left), Some(Ok(frame))) = (&mut self.left, &frame) {
+            *left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len() as u64));
+        }
+        Poll::Ready(frame)
+    }
+}
+
 impl H2Body {
     /// A response's body on a shared connection.
     pub(crate) fn new(stream: h2::RecvStream, permit: StreamPermit) -> Self {
@@ -76,6 +104,12 @@ impl H2Body {
 
     fn poll_inner(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match poll_h2(&mut self.stream, cx) {
+            // A peer that needs no more of our request says so after its response, which is complete.
+            Poll::Ready(Some(Err(BodyError::H2(error))))
+                if error.is_reset() && error.reason() == Some(h2::Reason::NO_ERROR) =>
+            {
+                Poll::Ready(None)
+            }
             Poll::Ready(Some(Err(BodyError::H2(error)))) if self.permit.is_own_bound(&error) => {
                 Poll::Ready(Some(Err(BodyError::Unread(Box::new(error.into())))))
             }
@@ -176,10 +210,11 @@ impl Body {
                 if let Some(Ok(frame)) = &mut frame
                     && let Some(trailers) = frame.trailers_mut()
                 {
-                    remove_mesh_trailers(trailers);
+                    remove_mesh_headers(trailers);
                 }
                 Poll::Ready(frame.map(|frame| frame.map_err(BodyError::from)))
             }
+            Self::H2Request(body) => body.poll_inner(cx),
             Self::Counted(body) => body.poll_inner(cx),
             Self::H2(body) => body.poll_inner(cx),
             Self::Replay(body) => body.poll_inner(cx),
@@ -197,11 +232,9 @@ fn poll_h2(stream: &mut h2::RecvStream, cx: &mut Context<'_>) -> Poll<Option<Res
             stream.flow_control().release_capacity(bytes.len())?;
             Poll::Ready(Some(Ok(Frame::data(bytes))))
         }
-        // A peer that needs no more of our request says so after its response, which is complete.
-        Some(Err(error)) if error.is_reset() && error.reason() == Some(h2::Reason::NO_ERROR) => Poll::Ready(None),
         Some(Err(error)) => Poll::Ready(Some(Err(error.into()))),
         None => Poll::Ready(ready!(stream.poll_trailers(cx))?.map(|mut trailers| {
-            remove_mesh_trailers(&mut trailers);
+            remove_mesh_headers(&mut trailers);
             Ok(Frame::trailers(trailers))
         })),
     }
@@ -223,6 +256,7 @@ impl HttpBody for Body {
             #[cfg(test)]
             Self::Channel(_) => false,
             Self::Incoming(body) => body.is_end_stream(),
+            Self::H2Request(body) => body.stream.is_end_stream(),
             Self::Counted(body) => body.body.is_end_stream(),
             Self::H2(body) => body.stream.is_end_stream(),
             Self::Replay(body) => body.is_end_stream_inner(),
@@ -247,6 +281,7 @@ impl HttpBody for Body {
             Self::Timed(body) => body.size_hint(),
             Self::Peeked(body) => body.size_hint(),
             Self::Boxed(body) => body.size_hint(),
+            Self::H2Request(body) => body.left.map_or_else(SizeHint::default, SizeHint::with_exact),
             Self::H2(body) if body.stream.is_end_stream() => SizeHint::with_exact(0),
             Self::H2(_) => SizeHint::default(),
         }

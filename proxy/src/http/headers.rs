@@ -86,11 +86,12 @@ pub(crate) fn remove_client_id(headers: &mut HeaderMap) {
     }
 }
 
-/// Removes all that has a meaning in the mesh from trailers, where neither proxies nor applications expect it.
-pub(crate) fn remove_mesh_trailers(trailers: &mut HeaderMap) {
-    remove_client_id(trailers);
-    while let Some(name) = trailers.keys().find(|name| name.as_str().starts_with("l5d-")).cloned() {
-        trailers.remove(name);
+/// Removes all that has a meaning in the mesh from trailers and informational responses, where neither proxies nor
+/// applications expect it.
+pub(crate) fn remove_mesh_headers(headers: &mut HeaderMap) {
+    remove_client_id(headers);
+    while let Some(name) = headers.keys().find(|name| name.as_str().starts_with("l5d-")).cloned() {
+        headers.remove(name);
     }
 }
 

@@ -1,29 +1,27 @@
-//! Serves one client's HTTP connection: hyper's server, limits of heads, and graceful shutdown.
+//! Serves one client's HTTP connection: limits of heads, and graceful shutdown.
 
 mod http1;
+mod http2;
 mod timer;
 
 use std::{
     future::poll_fn,
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
     task::Poll,
     time::Duration,
 };
 
-use http::{Request, Response};
-use hyper::{body::Incoming, server::conn::http2, service::service_fn};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use ::http::{Request, Response};
 use tokio::io::{AsyncRead, AsyncWrite};
 use weft_runtime::drain;
 
-use super::body::{Observed, Observer};
+use super::{
+    body::{Body, Observed, Observer},
+    informational::Informational,
+};
 use crate::{
     config::Http2ServerConfig,
-    io::{Abort, Io, cork},
+    io::{Abort, Io},
 };
 
 /// Largest head of an HTTP/1 message, in bytes. Larger ones are answered with 431.
@@ -49,6 +47,31 @@ pub(crate) enum HttpVersion {
 #[derive(Debug, thiserror::Error)]
 #[error("the server reset the stream")]
 pub(crate) struct Reset(#[source] pub(crate) h2::Error);
+
+/// Why a client's connection failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ServeError {
+    /// HTTP/1.
+    #[error(transparent)]
+    Http1(#[from] hyper::Error),
+    /// HTTP/2.
+    #[error(transparent)]
+    Http2(#[from] ::h2::Error),
+    /// HTTP/2: the client is silent.
+    #[error("the client does not answer pings")]
+    Unanswered,
+}
+
+impl ServeError {
+    /// Whether it ended because the client was silent.
+    pub(crate) fn is_timeout(&self) -> bool {
+        match self {
+            Self::Http1(error) => error.is_timeout(),
+            Self::Http2(_) => false,
+            Self::Unanswered => true,
+        }
+    }
+}
 
 /// Whether a client's connection ends as soon as its requests are answered. For HTTP/1 the answer's `connection: close`
 /// says so, too.
@@ -78,7 +101,7 @@ pub(crate) struct ServerSettings {
 }
 
 /// Serves a connection until the client ends it, or until the proxy drains or `closing` has begun and its requests are
-/// answered.
+/// answered. `answer` gets them boxed: each asynchronous function on a request's way would keep it twice.
 ///
 /// # Errors
 /// When the connection failed; its requests have their answers or cannot get any.
@@ -89,91 +112,16 @@ pub(crate) async fn serve<S, A, F, O>(
     drain: &drain::Watch,
     closing: &Closing,
     answer: A,
-) -> Result<(), hyper::Error>
+) -> Result<(), ServeError>
 where
     S: AsyncRead + AsyncWrite + Abort + Unpin + Send + 'static,
-    A: Fn(Request<Incoming>) -> F,
+    A: Fn(Box<Request<Body>>, Informational) -> F + Unpin,
     F: Future<Output = Result<Response<Observed<O>>, Reset>> + Send + 'static,
     O: Observer + Unpin + Send + 'static,
 {
     match version {
-        HttpVersion::Http1 => http1::serve(stream, settings.http1_timeout, drain, answer).await,
-        HttpVersion::Http2 => {
-            let http2 = settings.http2;
-            let mut builder = http2::Builder::new(TokioExecutor::new());
-            builder
-                .auto_date_header(false)
-                .timer(TokioTimer::new())
-                .max_concurrent_streams(http2.max_streams)
-                .max_pending_accept_reset_streams(http2.max_pending_resets)
-                .max_frame_size(http2.max_frame_size)
-                .max_header_list_size(http2.max_header_list_size.unwrap_or(MAX_HEADER_LIST_BYTES));
-            if http2.adaptive_window {
-                builder.adaptive_window(true);
-            } else {
-                builder
-                    .initial_stream_window_size(http2.stream_window)
-                    .initial_connection_window_size(http2.connection_window);
-            }
-            if let Some(keepalive) = http2.keepalive {
-                builder.keep_alive_interval(keepalive.interval).keep_alive_timeout(keepalive.timeout);
-            }
-            if let Some(bytes) = http2.max_send_buffer {
-                builder.max_send_buf_size(usize::try_from(bytes).unwrap_or(usize::MAX));
-            }
-            let (stream, uncork) = cork(stream);
-            let has_reset = Arc::<AtomicBool>::default();
-            // Boxed, because hyper moves what it gets several times, and this is some KiB large.
-            let service = service_fn(move |request| unless_reset(Box::pin(answer(request)), Arc::clone(&has_reset)));
-            // Boxed, so that a connection of HTTP/1 has no room for it.
-            let mut server = Box::pin(builder.serve_connection(TokioIo::new(stream), service));
-            let aged = async {
-                match http2.max_connection_age {
-                    Some(age) => tokio::time::sleep(age).await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                served = uncork.drive(server.as_mut()) => return served,
-                () = drain.signaled() => {}
-                () = closing.begun() => {}
-                () = aged => {}
-            }
-            server.as_mut().graceful_shutdown();
-            uncork.drive(server).await
-        }
-    }
-}
-
-/// Answers a request of HTTP/2 on a connection whose client may have reset a stream before its answer. It may do so
-/// again, at once, and hyper looks for a reset only when it has polled the answer. So from the first reset on, each
-/// answer lets hyper look before it begins, and a stream that is reset already costs the application nothing. The
-/// answer is on the heap, because an asynchronous function has room twice for what it is given and awaits.
-async fn unless_reset<F: Future>(answer: Pin<Box<F>>, has_reset: Arc<AtomicBool>) -> F::Output {
-    if has_reset.load(Ordering::Relaxed) {
-        let mut has_looked = false;
-        let look = poll_fn(|cx| {
-            if std::mem::replace(&mut has_looked, true) {
-                return Poll::Ready(());
-            }
-            cx.waker().wake_by_ref();
-            Poll::Pending
-        });
-        look.await;
-    }
-    let mut unanswered = Unanswered(Some(has_reset));
-    let answer = answer.await;
-    unanswered.0 = None;
-    answer
-}
-
-/// An answer that is dropped before it is there: the client reset its stream, or is gone.
-struct Unanswered(Option<Arc<AtomicBool>>);
-
-impl Drop for Unanswered {
-    fn drop(&mut self) {
-        if let Some(has_reset) = &self.0 {
-            has_reset.store(true, Ordering::Relaxed);
-        }
+        HttpVersion::Http1 => Ok(http1::serve(stream, settings.http1_timeout, drain, answer).await?),
+        // Boxed, so that a connection of HTTP/1 has no room for it.
+        HttpVersion::Http2 => Box::pin(http2::serve(stream, settings.http2, drain, closing, answer)).await,
     }
 }

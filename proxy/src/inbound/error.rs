@@ -4,7 +4,8 @@ use std::{io, net::SocketAddr};
 
 use super::target::ConnectError;
 use crate::{
-    detect::DetectError, identity::CertificateExpired, outbound::RelayFailed, transport_header::ReadHeaderError,
+    detect::DetectError, http::serve::ServeError, identity::CertificateExpired, outbound::RelayFailed,
+    transport_header::ReadHeaderError,
 };
 
 /// Why a connection was closed.
@@ -77,7 +78,7 @@ pub(super) enum ConnectionError {
     Copy(#[source] io::Error),
     /// The HTTP connection failed.
     #[error("HTTP connection failed")]
-    Http(#[source] hyper::Error),
+    Http(#[source] ServeError),
 }
 
 impl ConnectionError {

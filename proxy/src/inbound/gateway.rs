@@ -25,6 +25,7 @@ use crate::{
     http::{
         body::Body,
         headers::strip_hop_by_hop,
+        informational::Informational,
         orig_proto::replace_authority,
         respond::{Failure, RequestKind},
         upgrade::Tunnel,
@@ -106,6 +107,7 @@ impl Route {
         &self,
         mut request: Request<Body>,
         kind: RequestKind,
+        informational: &Informational,
         client: SocketAddr,
     ) -> Result<(Response<Body>, Option<Tunnel>), RelayError> {
         let gateway = self.inbound.gateway.as_ref();
@@ -121,7 +123,7 @@ impl Route {
             strip_hop_by_hop(request.headers_mut());
         }
         let named = gateway.outbound.named(&target.name, client).ok_or(RelayError::Failure(Failure::LoadShed))?;
-        named.send(request, kind).await
+        named.send(request, kind, informational).await
     }
 }
 

@@ -20,7 +20,6 @@ use std::{
 };
 
 use ::http::{HeaderValue, Method, Request, Response, StatusCode, Version, header::HOST};
-use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -48,6 +47,7 @@ use crate::{
             wants_upgrade,
         },
         in_flight::{ClientRequests, Permit},
+        informational::Informational,
         orig_proto::{downgrade_request, to_absolute_form, upgrade_response},
         respond::{Failure, RequestKind},
         serve::{Closing, Reset},
@@ -138,15 +138,18 @@ struct Unanswered<'a> {
 }
 
 impl HttpConnection {
-    /// Answers one request.
+    /// Answers one request. `informational` passes on what comes before the response.
     ///
     /// # Errors
     /// When the application reset the request's stream and the client speaks HTTP/2 too.
-    pub(super) async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Result<Response<ResponseBody>, Reset> {
+    pub(super) async fn handle(
+        self: Arc<Self>,
+        request: Box<Request<Body>>,
+        informational: Informational,
+    ) -> Result<Response<ResponseBody>, Reset> {
         let access_log = self.inbound.shared.access_log.as_ref();
         let mut access = access_log.map(|log| log.begin(&request, self.client.addr, self.client.identity()));
-        // Boxed: each asynchronous function on the request's way would keep it twice.
-        let mut answered = pin!(self.answer(Box::new(request.map(Body::Incoming))));
+        let mut answered = pin!(self.answer(request, &informational));
         let mut response = poll_fn(|cx| match &mut access {
             None => answered.as_mut().poll(cx),
             Some(access) => access.poll(answered.as_mut(), cx),
@@ -161,7 +164,11 @@ impl HttpConnection {
         Ok(response)
     }
 
-    async fn answer(&self, mut request: Box<Request<Body>>) -> Result<Response<ResponseBody>, Reset> {
+    async fn answer(
+        &self,
+        mut request: Box<Request<Body>>,
+        informational: &Informational,
+    ) -> Result<Response<ResponseBody>, Reset> {
         let arrived = Instant::now();
         let traced = self.inbound.shared.tracing.begin(&mut *request, Kind::Server, Direction::Inbound);
         let is_carried = request.version() == Version::HTTP_2 && downgrade_request(&mut *request).is_some();
@@ -195,9 +202,9 @@ impl HttpConnection {
                 let counting = Counting { permit: Some(permit), handles, profile, arrived, sent, tapped };
                 let admitted = Admitted { request, kind, counting };
                 match &self.gateway {
-                    None => self.forward(admitted).await?,
+                    None => self.forward(admitted, informational).await?,
                     // Boxed: a request of any other port would be as large as one that goes through the outbound side.
-                    Some(gateway) => Box::pin(self.forward_to(gateway, admitted)).await?,
+                    Some(gateway) => Box::pin(self.forward_to(gateway, admitted, informational)).await?,
                 }
             }
         };
@@ -296,15 +303,19 @@ impl HttpConnection {
     }
 
     /// Sends a request to the application.
-    async fn forward(&self, admitted: Admitted) -> Result<Response<ResponseBody>, Reset> {
+    async fn forward(
+        &self,
+        admitted: Admitted,
+        informational: &Informational,
+    ) -> Result<Response<ResponseBody>, Reset> {
         let Admitted { mut request, kind, mut counting } = admitted;
         let traced = self.inbound.shared.tracing.begin(&mut *request, Kind::Client, Direction::Inbound);
         log_request(self.inbound.shared.config.log_headers, self.target.addr, &*request);
         let unanswered = Unanswered { connection: self, since: &counting.arrived };
         let answered = if kind.version == Version::HTTP_2 {
-            self.send_http2(request).await.map(|response| (response, None))
+            self.send_http2(request, informational).await.map(|response| (response, None))
         } else {
-            self.send_http1(request, kind, &mut counting.permit).await
+            self.send_http1(request, kind, informational, &mut counting.permit).await
         };
         std::mem::forget(unanswered);
         match answered {
@@ -331,9 +342,14 @@ impl HttpConnection {
     }
 
     /// Sends a request to the Service that a gateway's client names.
-    async fn forward_to(&self, gateway: &Route, admitted: Admitted) -> Result<Response<ResponseBody>, Reset> {
+    async fn forward_to(
+        &self,
+        gateway: &Route,
+        admitted: Admitted,
+        informational: &Informational,
+    ) -> Result<Response<ResponseBody>, Reset> {
         let Admitted { request, kind, mut counting } = admitted;
-        match gateway.send(*request, kind, self.client.addr).await {
+        match gateway.send(*request, kind, informational, self.client.addr).await {
             Ok((response, tunnel)) => {
                 if let Some(mut tunnel) = tunnel {
                     tunnel.hold(counting.permit.take());
@@ -346,12 +362,16 @@ impl HttpConnection {
         }
     }
 
-    async fn send_http2(&self, mut request: Box<Request<Body>>) -> Result<Response<Body>, SendError> {
+    async fn send_http2(
+        &self,
+        mut request: Box<Request<Body>>,
+        informational: &Informational,
+    ) -> Result<Response<Body>, SendError> {
         if request.uri().authority().is_none() {
             let fallback = self.target.addr.to_string().parse().ok();
             to_absolute_form(&mut *request, fallback.as_ref());
         }
-        let response = self.http2.get_or_init(|| self.target.http2()).send(request).await?;
+        let response = self.http2.get_or_init(|| self.target.http2()).send(request, informational).await?;
         Ok(response.map(Body::H2))
     }
 
@@ -359,6 +379,7 @@ impl HttpConnection {
         &self,
         mut request: Box<Request<Body>>,
         kind: RequestKind,
+        informational: &Informational,
         permit: &mut Option<Permit>,
     ) -> Result<(Response<Body>, Option<CheckedOut>), SendError> {
         let method = request.method().clone();
@@ -371,7 +392,7 @@ impl HttpConnection {
         // HTTP/1.0 servers may not keep connections as expected, and neither may servers of requests without a host.
         let has_host = request.headers().contains_key(HOST) || request.uri().authority().is_some();
         let reuse = client_side.is_none() && has_host && request.version() == Version::HTTP_11;
-        let (mut response, checked_out) = self.target.send_http1(request, reuse).await?;
+        let (mut response, checked_out) = self.target.send_http1(request, reuse, informational).await?;
 
         match client_side {
             Some(client_side) if is_tunnel(&method, response.status()) => {
@@ -516,7 +537,7 @@ mod tests {
     use super::*;
 
     /// The size of what an asynchronous method returns.
-    fn size<R>(_: fn(Arc<HttpConnection>, Request<Incoming>) -> R) -> usize {
+    fn size<R>(_: fn(Arc<HttpConnection>, Box<Request<Body>>, Informational) -> R) -> usize {
         size_of::<R>()
     }
 

@@ -22,6 +22,7 @@ use tokio::net::TcpStream;
 use crate::{
     http::{
         body::Body,
+        informational::Informational,
         pool::{Pool, Repetition},
         respond::Failure,
         serve::{MAX_BUFFER_BYTES, MAX_HEAD_BYTES},
@@ -190,18 +191,19 @@ impl ApplicationPort {
     }
 
     /// Sends a request over a kept HTTP/1 connection or, without one, over a new one. `reuse` says whether the
-    /// connection may carry other requests, before and after.
+    /// connection may carry other requests, before and after. `informational` passes on what comes before the response.
     pub(super) async fn send_http1(
         self: &Arc<Self>,
         mut request: Box<Request<Body>>,
         reuse: bool,
+        informational: &Informational,
     ) -> Result<(Response<Incoming>, Option<CheckedOut>), SendError> {
         let mut stale = 0;
         loop {
             let timeout = self.shared.config.inbound.http1_idle_timeout;
             let kept = if reuse && stale < STALE_ATTEMPTS { self.idle.take(timeout) } else { None };
             let is_new = kept.is_none();
-            let (mut sender, sent, again) = match kept {
+            let (mut sender, mut sent, again) = match kept {
                 Some(sender) => {
                     let (sent, again) = Repetition::of(request);
                     (sender, sent, again)
@@ -209,6 +211,7 @@ impl ApplicationPort {
                 // Boxed: a request on a kept connection needs no room for what opens one.
                 None => (Box::pin(self.connect_http1()).await.map_err(Arc::new)?, *request, None),
             };
+            informational.follow(&mut sent);
             match sender.try_send_request(sent).await {
                 Ok(response) => {
                     let checked_out = reuse.then(|| CheckedOut { target: Arc::clone(self), sender });

@@ -46,11 +46,14 @@ struct Cork<S> {
     failed: Option<io::Error>,
     /// The bytes that were read since the connection was polled.
     read: usize,
+    /// All bytes that were read before.
+    read_before: u64,
 }
 
 /// Gathers the writes of a stream.
 pub(crate) fn cork<S>(stream: S) -> (Corked<S>, Uncork<S>) {
-    let cork = Cork { stream, buffer: None, start: 0, end: 0, is_unflushed: false, failed: None, read: 0 };
+    let cork =
+        Cork { stream, buffer: None, start: 0, end: 0, is_unflushed: false, failed: None, read: 0, read_before: 0 };
     let shared = Arc::new(Mutex::new(cork));
     (Corked(Arc::clone(&shared)), Uncork(shared))
 }
@@ -61,9 +64,17 @@ impl<S: AsyncWrite + Unpin> Uncork<S> {
         poll_fn(|cx| self.poll(Pin::new(&mut connection), cx)).await
     }
 
+    /// How many bytes were read, without those of the poll that goes on.
+    pub(crate) fn received(&self) -> u64 {
+        self.0.lock().read_before
+    }
+
     /// Polls a connection, and sends what it wrote.
     fn poll<F: Future>(&self, mut connection: Pin<&mut F>, cx: &mut Context<'_>) -> Poll<F::Output> {
-        self.0.lock().read = 0;
+        {
+            let mut cork = self.0.lock();
+            cork.read_before += std::mem::take(&mut cork.read) as u64;
+        }
         let polled = connection.as_mut().poll(cx);
         let Poll::Ready(Err(error)) = self.0.lock().poll_drain(cx) else { return polled };
         if polled.is_ready() {

@@ -23,6 +23,7 @@ use super::{
 use crate::{
     http::{
         body::Body,
+        informational::Informational,
         pool::Repetition,
         serve::{MAX_BUFFER_BYTES, MAX_HEAD_BYTES},
     },
@@ -49,6 +50,7 @@ pub(crate) enum SendError {
 
 /// Sends a request over an idle connection or a new one; calls `sent` when there is one. `balanced` is the endpoint's
 /// place in its balancer, which gets the result of an attempt to connect, also of one whose request was given up.
+/// `informational` passes on what comes before the response.
 ///
 /// # Errors
 /// See [`SendError`]. With [`Unprocessed::ConnectionEnded`], the peer has closed a kept connection, before the request,
@@ -58,11 +60,12 @@ pub(crate) async fn send(
     balanced: Option<&Arc<Balanced>>,
     request: Box<Request<Body>>,
     reuse: bool,
+    informational: &Informational,
     sent: impl FnOnce(),
 ) -> Result<(Response<Incoming>, CheckedOut), SendError> {
     let idle_timeout = endpoint.shared.config.outbound.http1_idle_timeout;
     let pooled = if reuse { endpoint.h1.take(idle_timeout) } else { None };
-    let (mut sender, request, again) = match pooled {
+    let (mut sender, mut request, again) = match pooled {
         Some(sender) => {
             let (request, again) = Repetition::of(request);
             (sender, request, again)
@@ -74,6 +77,7 @@ pub(crate) async fn send(
         },
     };
     sent();
+    informational.follow(&mut request);
     match sender.try_send_request(request).await {
         Ok(response) => {
             let sender = reuse.then_some(sender);

@@ -1,11 +1,8 @@
 //! HTTP/2 to an endpoint: connections, opened on demand, that a worker's requests share.
 //!
-//! Uses the h2 crate directly: hyper's client would cost a task and two channel hops per request. Owns the connection
-//! and the sending of request bodies.
+//! Uses the h2 crate directly: hyper's client would cost a task and two channel hops per request. Owns the connection.
 
-mod pump;
-
-use std::{future::poll_fn, sync::Arc};
+use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll};
 
 use ::h2::{
     Ping, PingPong, Reason,
@@ -25,15 +22,15 @@ use crate::{
     discover::endpoint::Pings,
     http::{
         body::{Again, Body, H2Body},
+        informational::Informational,
         pool::copy_of_head,
+        pump::Pump,
         serve::MAX_HEADER_LIST_BYTES,
         shared_connections::{GetError, StreamPermit, Streams},
     },
     io::{Corked, Uncork, cork},
     transport_header::SessionProtocol,
 };
-
-use pump::Pump;
 
 /// The most bytes of a request body that one stream buffers: hyper's number.
 const SEND_BUFFER: usize = 1024 * 1024;
@@ -62,6 +59,7 @@ pub(crate) enum SendError {
 
 /// Sends a request over the endpoint's connection; calls `sent` when there is one. `balanced` is the endpoint's place
 /// in its balancer, which gets the result of an attempt to connect, also of one whose requests were given up.
+/// `informational` passes on what comes before the response.
 ///
 /// # Errors
 /// See [`SendError`].
@@ -69,12 +67,13 @@ pub(crate) async fn send(
     endpoint: &Arc<Endpoint>,
     balanced: Option<&Arc<Balanced>>,
     request: Box<Request<Body>>,
+    informational: &Informational,
     sent: impl FnOnce(),
 ) -> Result<Response<H2Body>, SendError> {
     match sender(endpoint, balanced).await {
         Ok((sender, permit)) => {
             sent();
-            send_over(sender, permit, request).await
+            send_over(sender, permit, request, informational).await
         }
         Err(error) => Err(SendError::Unsent(request, Unprocessed::Unreachable(error))),
     }
@@ -89,6 +88,7 @@ pub(crate) async fn send_over(
     mut sender: SendRequest<Bytes>,
     permit: StreamPermit,
     request: Box<Request<Body>>,
+    informational: &Informational,
 ) -> Result<Response<H2Body>, SendError> {
     let (begun, again) = begin(&mut sender, request);
     let (mut response, mut pump) = match begun {
@@ -96,10 +96,13 @@ pub(crate) async fn send_over(
         Err(error) => return Err(failed(again, error, &permit, false)),
     };
     let answered = poll_fn(|cx| {
-        if pump.as_mut().is_some_and(|pump| pump.poll_send(cx).is_ready()) {
+        if pump.as_mut().is_some_and(|pump| pump.poll_request(cx).is_ready()) {
             pump = None;
         }
-        std::pin::Pin::new(&mut response).poll(cx)
+        while let Poll::Ready(Some(Ok(head))) = response.poll_informational(cx) {
+            informational.pass_on(head.status(), head.headers());
+        }
+        Pin::new(&mut response).poll(cx)
     })
     .await;
     let response = match answered {
@@ -109,7 +112,7 @@ pub(crate) async fn send_over(
     if let Some(mut pump) = pump {
         // The answer began before the request ended. Both continue independently, because either may wait for the
         // other.
-        tokio::spawn(async move { poll_fn(|cx| pump.poll_send(cx)).await });
+        tokio::spawn(async move { poll_fn(|cx| pump.poll_request(cx)).await });
     }
     Ok(response.map(|body| H2Body::new(body, permit)))
 }
@@ -121,7 +124,7 @@ type Repeatable = Option<(Box<Request<Body>>, Again)>;
 fn begin(
     sender: &mut SendRequest<Bytes>,
     mut request: Box<Request<Body>>,
-) -> (Result<(ResponseFuture, Option<Pump>), ::h2::Error>, Repeatable) {
+) -> (Result<(ResponseFuture, Option<Pump<Body>>), ::h2::Error>, Repeatable) {
     // h2 expects HTTP/2 requests in absolute form. Without an authority there is none, and this version avoids its
     // refusal.
     *request.version_mut() = if request.uri().authority().is_some() { Version::HTTP_2 } else { Version::HTTP_11 };

@@ -14,7 +14,6 @@ mod subject;
 use std::sync::Arc;
 
 use http::{Method, Request, Response, Version, header};
-use hyper::body::Incoming;
 use tokio::time::Instant;
 use weft_tls::identity::Identity;
 
@@ -28,6 +27,7 @@ use crate::{
             CLIENT_ID, DST_CANONICAL, ORIG_PROTO, REQUIRE_ID, has_mesh_headers, strip_for_upgrade, strip_hop_by_hop,
             wants_upgrade,
         },
+        informational::Informational,
         respond::{Failure, RequestKind},
         serve::{HttpVersion, Reset, ServerSettings, serve as serve_http},
         upgrade::{self, Tunnel},
@@ -53,9 +53,9 @@ pub(super) async fn serve(stream: Io<Stream>, version: HttpVersion, connection: 
         http2: shared.config.http2.outbound_server,
     };
     let served = Arc::clone(&connection);
-    let answer = move |request| {
+    let answer = move |request, informational| {
         let connection = Arc::clone(&served);
-        async move { connection.respond(request).await }
+        async move { connection.respond(request, informational).await }
     };
     if let Err(error) = serve_http(stream, version, settings, &shared.drain, &connection.closing, answer).await {
         let failures = &connection.worker.failures;
@@ -66,12 +66,15 @@ pub(super) async fn serve(stream: Io<Stream>, version: HttpVersion, connection: 
 
 impl Connection {
     /// Answers one request in every case.
-    async fn respond(&self, mut request: Request<Incoming>) -> Result<ObservedResponse, Reset> {
+    async fn respond(
+        &self,
+        mut request: Box<Request<Body>>,
+        informational: Informational,
+    ) -> Result<ObservedResponse, Reset> {
         let show_error = self.worker.shared.config.outbound.informational_headers;
         let kind = RequestKind::outbound(request.version(), request.headers(), show_error);
-        let traced = self.worker.shared.tracing.begin(&mut request, Kind::Server, Direction::Outbound);
-        // Boxed: each asynchronous function on the request's way would keep it twice.
-        let failure = match self.route(Box::new(request.map(Body::Incoming)), kind).await {
+        let traced = self.worker.shared.tracing.begin(&mut *request, Kind::Server, Direction::Outbound);
+        let failure = match self.route(request, kind, &informational).await {
             Ok(response) => {
                 traced.responded(response.status());
                 return Ok(response);
@@ -98,11 +101,12 @@ impl Connection {
         Ok(response)
     }
 
-    /// One request: check, match, send, observe.
+    /// One request: check, match, send, observe. `informational` passes on what comes before the response.
     pub(super) async fn route(
         &self,
         mut request: Box<Request<Body>>,
         kind: RequestKind,
+        informational: &Informational,
     ) -> Result<ObservedResponse, ExchangeError> {
         let arrived = Instant::now();
         let permit = self.worker.limit.admit().ok_or(Failure::LoadShed)?;
@@ -138,6 +142,7 @@ impl Connection {
             prefix,
             required,
             upgrades,
+            informational,
             arrived,
             rule,
             metrics: &metrics,
@@ -197,7 +202,7 @@ mod tests {
     }
 
     /// The size of what an asynchronous method returns.
-    fn size<'a, R>(_: fn(&'a Connection, Request<Incoming>) -> R) -> usize {
+    fn size<'a, R>(_: fn(&'a Connection, Box<Request<Body>>, Informational) -> R) -> usize {
         size_of::<R>()
     }
 

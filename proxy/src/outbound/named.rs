@@ -13,6 +13,7 @@ use crate::{
     destination::Name,
     http::{
         body::Body,
+        informational::Informational,
         respond::{Failure, RequestKind},
         serve::{Closing, Reset},
         upgrade::Tunnel,
@@ -50,11 +51,13 @@ impl Outbound {
 }
 
 impl Named {
-    /// Sends a request to an endpoint. Returns the tunnel that it opens, too.
+    /// Sends a request to an endpoint; `informational` passes on what comes before the response. Returns the tunnel that
+    /// it opens, too.
     pub(crate) async fn send(
         &self,
         request: Request<Body>,
         kind: RequestKind,
+        informational: &Informational,
     ) -> Result<(Response<Body>, Option<Tunnel>), RelayError> {
         let Self(connection) = self;
         if let Err(error) = connection.target.ready().await {
@@ -64,7 +67,7 @@ impl Named {
             }));
         }
         let version = request.version();
-        match connection.route(Box::new(request), kind).await {
+        match connection.route(Box::new(request), kind, informational).await {
             Ok(response) => {
                 let tunnel = connection.tunnel.lock().take();
                 Ok((response.map(|body| Body::Boxed(body.boxed_unsync())), tunnel))

@@ -12,6 +12,7 @@ mod fidelity;
 mod floods;
 mod gateway;
 mod identity;
+mod informational;
 mod ingress;
 mod log;
 mod metrics;

@@ -14,7 +14,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -22,6 +22,7 @@ use http::{Request, Response, StatusCode, Version, header::CONTENT_LENGTH};
 use http_body::Body as _;
 use hyper::{body::Incoming, server::conn::http1::Builder, service::service_fn};
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::timeout_at,
@@ -30,7 +31,10 @@ use weft_runtime::drain;
 
 use super::{MAX_BUFFER_BYTES, MAX_HEAD_BYTES, Reset, timer::HeadTimer};
 use crate::{
-    http::body::{Body, Observed, Observer},
+    http::{
+        body::{Body, Observed, Observer},
+        informational::{Informational, Outbox},
+    },
     io::{Abort, Io},
 };
 
@@ -51,26 +55,28 @@ pub(super) async fn serve<S, A, F, O>(
 ) -> Result<(), hyper::Error>
 where
     S: AsyncRead + AsyncWrite + Abort + Unpin + Send + 'static,
-    A: Fn(Request<Incoming>) -> F,
+    A: Fn(Box<Request<Body>>, Informational) -> F,
     F: Future<Output = Result<Response<Observed<O>>, Reset>> + Send + 'static,
     O: Observer + Unpin + Send + 'static,
 {
-    let is_open_ended = Arc::<AtomicBool>::default();
-    let of_answers = Arc::clone(&is_open_ended);
+    let shared = Arc::<Shared>::default();
+    let of_answers = Arc::clone(&shared);
     let mut service = service_fn(move |request: Request<Incoming>| {
-        let (is_old, of_answers) = (request.version() == Version::HTTP_10, Arc::clone(&of_answers));
+        let (is_old, shared) = (request.version() == Version::HTTP_10, Arc::clone(&of_answers));
+        // HTTP/1.0 knows no informational responses (RFC 9110 section 15.2).
+        let informational = if is_old { Informational::none() } else { Outbox::open(&shared.outbox) };
         // Boxed, because hyper moves what it gets several times, and this is some KiB large.
-        let answer = Box::pin(answer(request));
+        let answer = Box::pin(answer(Box::new(request.map(Body::Incoming)), informational));
         async move {
             let response = answer.await.unwrap_or_else(bad_gateway);
-            of_answers.store(is_ended_by_connection(is_old, &response), Ordering::Relaxed);
+            shared.outbox.lock().close();
+            shared.is_open_ended.store(is_ended_by_connection(is_old, &response), Ordering::Relaxed);
             Ok::<_, Infallible>(response)
         }
     });
     let timer = HeadTimer::new(timeout, IDLE_AFTER);
-    let mut stream = Sending { stream, is_blocked: Arc::default() };
+    let mut stream = Sending { stream, shared: Arc::clone(&shared), is_at_boundary: true };
     loop {
-        let is_blocked = Arc::clone(&stream.is_blocked);
         // Boxed, so that an idle connection does not keep room for it.
         let mut server = Box::new(
             Builder::new()
@@ -89,7 +95,7 @@ where
         // hyper waits for a head when it has answered the request before, so that an answer is on its way only while
         // the stream takes no more of it.
         let idle = poll_fn(|_| match timer.take_idle() {
-            Some(until) if !is_blocked.load(Ordering::Relaxed) => Poll::Ready(until),
+            Some(until) if !shared.is_blocked.load(Ordering::Relaxed) => Poll::Ready(until),
             _ => Poll::Pending,
         });
         let until = tokio::select! {
@@ -107,7 +113,7 @@ where
             Err(served) => {
                 // The client must not take what is cut off for the whole.
                 if served.as_ref().is_err_and(hyper::Error::is_user)
-                    && is_open_ended.load(Ordering::Relaxed)
+                    && shared.is_open_ended.load(Ordering::Relaxed)
                     && let Some(parts) = server.into_parts()
                 {
                     parts.io.into_inner().stream.abort();
@@ -133,17 +139,61 @@ where
     }
 }
 
-/// A stream that says whether it took all that was written.
+/// What a connection's stream and what answers its requests know of each other.
+#[derive(Debug, Default)]
+struct Shared {
+    /// Informational responses, which hyper does not send.
+    outbox: Arc<Mutex<Outbox>>,
+    /// Whether the stream takes no more at the moment.
+    is_blocked: AtomicBool,
+    /// Whether the end of the last response is that of the connection.
+    is_open_ended: AtomicBool,
+}
+
+/// A stream that says whether it took all that was written, and sends informational responses between hyper's writes.
 #[derive(Debug)]
 struct Sending<S> {
     stream: Io<S>,
-    is_blocked: Arc<AtomicBool>,
+    shared: Arc<Shared>,
+    /// Whether hyper has nothing left to write, so that its next byte begins a message.
+    is_at_boundary: bool,
 }
 
-impl<S> Sending<S> {
+impl<S: AsyncWrite + Unpin> Sending<S> {
     fn noted<T>(&self, polled: Poll<T>) -> Poll<T> {
-        self.is_blocked.store(polled.is_pending(), Ordering::Relaxed);
+        self.shared.is_blocked.store(polled.is_pending(), Ordering::Relaxed);
         polled
+    }
+
+    /// Writes the informational responses that wait.
+    fn poll_outbox(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut outbox = self.shared.outbox.lock();
+        outbox.wake(cx);
+        while !outbox.unwritten().is_empty() {
+            let written = ready!(Pin::new(&mut self.stream).poll_write(cx, outbox.unwritten()))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            outbox.wrote(written);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_write_after_outbox(&mut self, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        if self.is_at_boundary {
+            ready!(self.poll_outbox(cx))?;
+            self.is_at_boundary = false;
+        } else {
+            self.shared.outbox.lock().drop_late();
+        }
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush_with_outbox(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // hyper flushes when it has written all that it has.
+        self.is_at_boundary = true;
+        ready!(self.poll_outbox(cx))?;
+        Pin::new(&mut self.stream).poll_flush(cx)
     }
 }
 
@@ -155,12 +205,12 @@ impl<S: AsyncRead + Unpin> AsyncRead for Sending<S> {
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Sending<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.stream).poll_write(cx, buf);
+        let polled = self.poll_write_after_outbox(cx, buf);
         self.noted(polled)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let polled = Pin::new(&mut self.stream).poll_flush(cx);
+        let polled = self.poll_flush_with_outbox(cx);
         self.noted(polled)
     }
 
@@ -252,7 +302,7 @@ mod tests {
             let (drain, watch) = Drain::new();
             let stream = Io::new(Asked(stream, Arc::clone(&room)));
             let served = tokio::spawn(async move {
-                let answer = |_| async move {
+                let answer = |_, _| async move {
                     Ok::<_, Reset>(Response::new(Observed::<NoObserver>::unwatched(Body::Full(Bytes::from_static(
                         answer,
                     )))))

@@ -87,7 +87,7 @@ where
         http2: inbound.shared.config.http2.inbound_server,
     };
     let served = Arc::clone(&connection);
-    let answer = move |request| Arc::clone(&served).handle(request);
+    let answer = move |request, informational| Arc::clone(&served).handle(request, informational);
     Box::pin(async move {
         let served = serve_http(stream, version, settings, &inbound.shared.drain, &connection.closing, answer).await;
         let tunnel = connection.tunnel.lock().take();

@@ -15,6 +15,7 @@ use super::{ApplicationPort, ConnectError, STALE_ATTEMPTS, SendError};
 use crate::{
     http::{
         body::{Body, H2Body},
+        informational::Informational,
         shared_connections::{GetError, SharedConnections, StreamPermit},
     },
     outbound::h2,
@@ -42,10 +43,11 @@ impl ClientHttp2 {
     pub(in crate::inbound) async fn send(
         self: &Arc<Self>,
         mut request: Box<Request<Body>>,
+        informational: &Informational,
     ) -> Result<Response<H2Body>, SendError> {
         for _ in 0..STALE_ATTEMPTS {
             let (sender, permit) = self.sender().await?;
-            match h2::send_over(sender, permit, request).await {
+            match h2::send_over(sender, permit, request, informational).await {
                 Ok(response) => return Ok(response),
                 Err(h2::SendError::Failed { error, .. }) => return Err(SendError::Http2(error)),
                 Err(h2::SendError::Unsent(unsent, _)) => request = unsent,

@@ -311,6 +311,44 @@ async fn a_client_of_http2_that_answers_no_ping_is_closed() {
 }
 
 #[tokio::test]
+async fn windows_follow_the_bandwidth_where_the_settings_ask_for_it() {
+    const SETTINGS: u8 = 4;
+    const INITIAL_WINDOW: [u8; 2] = [0, 4];
+    const PART: usize = 16 * 1024;
+    const END_HEADERS: u8 = 4;
+    let adaptive = |config: &mut Config| config.http2.inbound_server.adaptive_window = true;
+    let silent = serve_each(|stream| async move {
+        let _held = stream;
+        std::future::pending::<()>().await;
+    });
+    let world = World::with(silent.await, adaptive).await;
+    let mut client = world.connect(Via::Plain, Some(ELSEWHERE)).await;
+    // A POST whose body is still to come.
+    client.write_all(&[preface(), frame(HEADERS, END_HEADERS, 1, &head(0x83, "/"))].concat()).await.unwrap();
+    let grown = async {
+        while let Some(Received { kind, flags, payload, .. }) = next_frame(&mut client).await {
+            if kind == PING && flags & ACK == 0 {
+                // More than two thirds of a stream's window, in one round trip.
+                let data = frame(DATA, 0, 1, &[0; PART]).repeat(3);
+                client.write_all(&[data, frame(PING, ACK, 0, &payload)].concat()).await.unwrap();
+            }
+            if kind == SETTINGS && flags & ACK == 0 {
+                client.write_all(&frame(SETTINGS, ACK, 0, &[])).await.unwrap();
+            }
+            let mut settings = payload.chunks(6).filter(|_| kind == SETTINGS);
+            let window = settings.find_map(|setting| setting.strip_prefix(&INITIAL_WINDOW)?.try_into().ok());
+            let window = window.map_or(0, u32::from_be_bytes);
+            if window > 65_535 {
+                return window;
+            }
+        }
+        panic!("closed");
+    };
+    let window = tokio::time::timeout(DEADLINE, grown).await.expect("it stays small");
+    assert!(window >= 2 * 3 * PART as u32, "{window}");
+}
+
+#[tokio::test]
 async fn an_application_that_accepts_nobody_is_a_gateway_timeout() {
     let full = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     full.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();

@@ -22,6 +22,7 @@ use crate::{
             timed::Clock,
         },
         headers::{DST_CANONICAL, is_grpc},
+        informational::Informational,
         respond::Failure,
     },
     metrics::{BalancerKind, Direction, ProfileMetrics, RequestMetrics},
@@ -51,6 +52,8 @@ pub(super) struct Routed<'a> {
     pub(super) required: Option<Identity>,
     /// Whether the request asks for a tunnel.
     pub(super) upgrades: bool,
+    /// Passes on what comes before the response.
+    pub(super) informational: &'a Informational,
     pub(super) arrived: Instant,
     /// What is counted of the rule, and of its requests.
     pub(super) rule: &'a RuleMetrics,
@@ -194,6 +197,7 @@ impl Routed<'_> {
                 backend: &resolved,
                 required: self.required.as_ref(),
                 upgrades: self.upgrades,
+                informational: self.informational,
                 search,
                 classes: &terms.classes,
                 action,

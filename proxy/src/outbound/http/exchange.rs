@@ -23,6 +23,7 @@ use crate::{
             DST_CANONICAL, ORIG_PROTO, PROXY_CONNECTION_L5D, PROXY_ERROR, has_mesh_headers, log_request, log_response,
             strip_hop_by_hop,
         },
+        informational::Informational,
         orig_proto::{
             can_be_carried, downgrade_request, downgrade_response, replace_authority, to_absolute_form, upgrade_request,
         },
@@ -54,6 +55,8 @@ pub(super) struct Exchange<'a> {
     pub(super) required: Option<&'a Identity>,
     /// Whether the request asks for a tunnel.
     pub(super) upgrades: bool,
+    /// Passes on what comes before the response.
+    pub(super) informational: &'a Informational,
     /// For an endpoint.
     pub(super) search: Search,
     /// Which responses are failures.
@@ -360,7 +363,7 @@ impl Exchange<'_> {
         log_request(self.connection.worker.shared.config.log_headers, endpoint.info.addr, &*request);
         if request.version() == Version::HTTP_2 {
             to_absolute_form(&mut *request, None);
-            return match h2::send(endpoint, balanced, request, || self.sent(endpoint)).await {
+            return match h2::send(endpoint, balanced, request, self.informational, || self.sent(endpoint)).await {
                 Ok(response) => Ok((self.restore(endpoint, response.map(Body::H2), false), None)),
                 Err(h2::SendError::Failed { error, is_own_bound }) => {
                     let cause = Cause::of(&error, is_own_bound);
@@ -375,7 +378,7 @@ impl Exchange<'_> {
         if endpoint.upgrades_http1() && !self.upgrades && can_be_carried(&*request) {
             upgrade_request(&mut *request);
             to_absolute_form(&mut *request, None);
-            return match h2::send(endpoint, balanced, request, || self.sent(endpoint)).await {
+            return match h2::send(endpoint, balanced, request, self.informational, || self.sent(endpoint)).await {
                 Ok(response) => Ok((self.restore(endpoint, response.map(Body::H2), true), None)),
                 Err(h2::SendError::Failed { error, is_own_bound }) => {
                     let failure = Failure::BadGateway(format!("the endpoint's proxy failed: {error}"));
@@ -391,7 +394,7 @@ impl Exchange<'_> {
         // HTTP/1.0 servers, and requests without a host, get their own connection, as tunnels do.
         let named = request.uri().authority().is_some() || request.headers().contains_key(header::HOST);
         let reuse = request.version() == Version::HTTP_11 && named && !self.upgrades;
-        match h1::send(endpoint, balanced, request, reuse, || self.sent(endpoint)).await {
+        match h1::send(endpoint, balanced, request, reuse, self.informational, || self.sent(endpoint)).await {
             Ok((response, checked_out)) => {
                 let tunnel = self.upgrades && is_tunnel(&method, response.status());
                 if response.status() == StatusCode::SWITCHING_PROTOCOLS && !tunnel {

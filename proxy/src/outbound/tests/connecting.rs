@@ -13,6 +13,7 @@ use crate::{
     http::{
         body::Body,
         frames::{Received, frame, next_frame},
+        informational::Informational,
     },
     outbound::{endpoint::Endpoint, h1},
     transport_header::{ALPN, TransportHeader},
@@ -224,7 +225,8 @@ async fn attempts_whose_requests_were_given_up_are_bounded() {
     let (shared, _drain) = testing::shared(config, &Mesh::new());
     let info = Arc::new(EndpointInfo::unmeshed(full.local_addr().unwrap()));
     let endpoint = Arc::new(Endpoint::new(shared, info, None));
-    let ask = || Box::pin(h1::send(&endpoint, None, Box::new(Request::new(Body::Empty)), true, || {}));
+    let none = Informational::none();
+    let ask = || Box::pin(h1::send(&endpoint, None, Box::new(Request::new(Body::Empty)), true, &none, || {}));
     let mut waits = ask();
     assert!(futures::poll!(waits.as_mut()).is_pending());
     for _ in 0..5 {

@@ -133,61 +133,6 @@ async fn an_answer_to_connect_says_nothing_about_a_body() {
 }
 
 #[tokio::test]
-async fn early_hints_are_left_out_and_the_response_after_them_is_whole() {
-    let hints = "HTTP/1.1 103 Early Hints\r\nlink: </a.css>\r\n\r\n";
-    for hinted in [hints.to_owned(), hints.repeat(3)] {
-        let answer = format!("{hinted}HTTP/1.1 200 OK\r\ncontent-length: 5\r\nx-final: 1\r\n\r\nfinal");
-        let app = RawApplication::start(&[&*answer.leak()]).await;
-        for (way, proxy) in ways(app.addr).await {
-            let request = b"GET / HTTP/1.1\r\nhost: server.demo\r\nconnection: close\r\n\r\n";
-            let received = proxy.exchange(request).await;
-            assert!(
-                received.starts_with("HTTP/1.1 200 OK\r\n") && received.ends_with("\r\n\r\nfinal"),
-                "{way}: {received}"
-            );
-            assert!(has_header(&received, "x-final") && !has_header(&received, "link"), "{way}: {received}");
-        }
-    }
-}
-
-/// An HTTP/2 application that sends hints before its response with a body and trailers.
-async fn hinting_app() -> SocketAddr {
-    serve_each(move |stream| async move {
-        let mut connection = ::h2::server::handshake(stream).await.unwrap();
-        while let Some(Ok((_, mut respond))) = connection.accept().await {
-            for _ in 0..3 {
-                let hints = Response::builder().status(103).header("link", "</a.css>").body(()).unwrap();
-                respond.send_informational(hints).unwrap();
-            }
-            let response = Response::builder().header("x-final", "1").body(()).unwrap();
-            let mut body = respond.send_response(response, false).unwrap();
-            body.send_data(Bytes::from_static(b"final"), false).unwrap();
-            let mut trailers = HeaderMap::new();
-            trailers.insert("x-end", "1".parse().unwrap());
-            body.send_trailers(trailers).unwrap();
-        }
-    })
-    .await
-}
-
-#[tokio::test]
-async fn early_hints_of_http2_are_left_out_and_the_response_after_them_is_whole() {
-    let app = hinting_app().await;
-    for proxy in [Proxy::start(app, Control::default()).await, in_front_of(app).await] {
-        let mut sender = proxy.http2().await;
-        for _ in 0..2 {
-            let request = Request::get("http://server.demo/").body(Full::default()).unwrap();
-            let response = sender.send_request(request).await.unwrap();
-            assert_eq!((response.status(), &response.headers()["x-final"]), (StatusCode::OK, &"1".parse().unwrap()));
-            assert!(!response.headers().contains_key("link"), "{:?}", response.headers());
-            let body = response.into_body().collect().await.unwrap();
-            assert_eq!(body.trailers().unwrap()["x-end"], "1");
-            assert_eq!(body.to_bytes(), "final");
-        }
-    }
-}
-
-#[tokio::test]
 async fn a_body_that_waits_for_100_continue_is_asked_for_only_if_it_is_wanted() {
     let injector = HttpFailureInjector { status: 403, message: "refused".into(), ratio: None };
     let refusal = http_route::Filter { kind: Some(http_route::filter::Kind::FailureInjector(injector)) };

@@ -164,7 +164,9 @@ impl Flood {
             }
             loop {
                 let received = next_frame(&mut client).await.expect("the proxy closes");
-                if received.kind == 1 && received.stream == stream(self.requests - 1) {
+                // Informational heads come before it.
+                let is_end = received.flags & 1 != 0;
+                if received.kind == 1 && is_end && received.stream == stream(self.requests - 1) {
                     return assert_eq!(received.payload[0], 0x89, "{}", received.payload.escape_ascii());
                 }
             }
