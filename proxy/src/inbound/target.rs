@@ -286,6 +286,8 @@ impl SendError {
     pub(super) fn failure(&self) -> Failure {
         match self {
             Self::Connect(error) => error.failure(),
+            // hyper calls the request's body the user's.
+            Self::Http(error) if error.is_user() => Failure::BadRequest,
             Self::Http(error) => Failure::BadGateway(error.to_string()),
             Self::Http2(error) => Failure::BadGateway(error.to_string()),
             Self::Refused | Self::SwitchesProtocols => Failure::BadGateway(self.to_string()),

@@ -191,6 +191,14 @@ impl Cause {
             (false, false) => Self::Endpoint,
         }
     }
+
+    /// The answer to a request of HTTP/1. A client that is still there has sent a body that cannot be read.
+    fn failure(self, reason: impl FnOnce() -> String) -> Failure {
+        match self {
+            Self::Client => Failure::BadRequest,
+            Self::Endpoint | Self::Proxy => Failure::BadGateway(reason()),
+        }
+    }
 }
 
 impl Exchange<'_> {
@@ -381,8 +389,9 @@ impl Exchange<'_> {
             return match h2::send(endpoint, balanced, request, self.informational, || self.sent(endpoint)).await {
                 Ok(response) => Ok((self.restore(endpoint, response.map(Body::H2), true), None)),
                 Err(h2::SendError::Failed { error, is_own_bound }) => {
-                    let failure = Failure::BadGateway(format!("the endpoint's proxy failed: {error}"));
-                    Err(AttemptError::Failed(failure.into(), Cause::of(&error, is_own_bound)))
+                    let cause = Cause::of(&error, is_own_bound);
+                    let failure = cause.failure(|| format!("the endpoint's proxy failed: {error}"));
+                    Err(AttemptError::Failed(failure.into(), cause))
                 }
                 Err(h2::SendError::Unsent(mut request, reason)) => {
                     downgrade_request(&mut *request);
@@ -410,8 +419,8 @@ impl Exchange<'_> {
             }
             Err(h1::SendError::Failed(error)) => {
                 // hyper calls the request's body the user's.
-                let failure = Failure::BadGateway(format!("the endpoint failed: {error}"));
                 let cause = if error.is_user() { Cause::Client } else { Cause::Endpoint };
+                let failure = cause.failure(|| format!("the endpoint failed: {error}"));
                 Err(AttemptError::Failed(failure.into(), cause))
             }
             Err(h1::SendError::Unsent(request, reason)) => Err(AttemptError::Unsent(request, reason)),

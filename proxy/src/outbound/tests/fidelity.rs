@@ -55,6 +55,19 @@ async fn a_body_in_chunks_arrives_whatever_the_method() {
 }
 
 #[tokio::test]
+async fn a_body_that_cannot_be_read_is_a_bad_request() {
+    // It answers when it has read the body.
+    let app = Script::default().listen().await;
+    for (way, proxy) in ways(app).await {
+        for body in ["zz\r\nbody\r\n0\r\n\r\n", "4\r\nbodyless\r\n0\r\n\r\n", "ffffffffffffffffff\r\n"] {
+            let head = "POST / HTTP/1.1\r\nhost: server.demo\r\ntransfer-encoding: chunked\r\n";
+            let answer = proxy.exchange(format!("{head}\r\n{body}").as_bytes()).await;
+            assert!(answer.starts_with("HTTP/1.1 400 "), "{way}, {body}: {answer}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn responses_without_a_body_gain_none() {
     for (method, answer) in [
         ("GET", "HTTP/1.1 204 No Content\r\n\r\n"),
