@@ -155,6 +155,7 @@ async fn supervise(
         drain: watch,
         taps: Arc::default(),
         tracing: tracing.unwrap_or_default(),
+        windows: Arc::default(),
         access_log: access_log.clone(),
         control: Handle::current(),
     });

@@ -6,7 +6,9 @@ use tokio::{runtime::Handle, sync::watch};
 use weft_runtime::drain;
 use weft_tls::credentials::Credentials;
 
-use crate::{access_log::AccessLog, config::Config, metrics::ProxyMetrics, tap::Taps, trace::Tracing};
+use crate::{
+    access_log::AccessLog, config::Config, http::serve::WindowBudget, metrics::ProxyMetrics, tap::Taps, trace::Tracing,
+};
 
 /// Dependencies of every part of the proxy. Immutable, except for the snapshots behind its receivers.
 pub(crate) struct Shared {
@@ -22,6 +24,8 @@ pub(crate) struct Shared {
     pub(crate) taps: Arc<Taps>,
     /// Spans of requests.
     pub(crate) tracing: Tracing,
+    /// What the windows of clients' HTTP/2 connections have together.
+    pub(crate) windows: Arc<WindowBudget>,
     /// Lines about inbound requests; `None` if there are none.
     pub(crate) access_log: Option<AccessLog>,
     /// The control thread's runtime, which runs the control-plane streams.

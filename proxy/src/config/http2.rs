@@ -17,8 +17,6 @@ const CONNECTION_WINDOW: u32 = 16 << 20;
 /// whose readers are slow, or for the 256 streams of a connection with messages of 128 bytes. h2's default is half the
 /// connection's window, 8 MiB, which 11 such streams use up. More would let a few clients fill a small pod's memory.
 pub(crate) const SMALL_FRAMES: usize = 16 << 20;
-/// The window in bytes of connections that are accepted: twice what the streams of another proxy of ours fill.
-const SERVER_CONNECTION_WINDOW: u32 = 2 * SMALL_FRAMES as u32;
 /// The largest window (RFC 9113 section 6.9.1).
 const MAX_WINDOW: u32 = (1 << 31) - 1;
 
@@ -44,9 +42,8 @@ pub(crate) struct Http2ServerConfig {
     pub(crate) adaptive_window: bool,
     /// Initial stream window in bytes.
     pub(crate) stream_window: u32,
-    /// Initial connection window in bytes. 32 MiB, where Linkerd's default is 1 MiB: the 256 streams that another proxy
-    /// of ours puts on a connection fill no more than half.
-    pub(crate) connection_window: u32,
+    /// Connection window in bytes; `None` begins with Linkerd's 1 MiB and grows with the open streams.
+    pub(crate) connection_window: Option<u32>,
     /// Pings to silent clients.
     pub(crate) keepalive: Option<Keepalive>,
     /// Streams at a time on one connection. Outbound 200, hyper's default; inbound 10,000: another proxy sends all of
@@ -72,8 +69,8 @@ impl Http2Config {
     pub(super) fn parse(env: &Env<'_>) -> Result<Self, ConfigError> {
         let stream_window = window(env, "HTTP2_INITIAL_STREAM_WINDOW_SIZE")?.unwrap_or(65_535);
         let connection_window = window(env, "HTTP2_INITIAL_CONNECTION_WINDOW_SIZE")?;
-        let server_windows = (stream_window, connection_window.unwrap_or(SERVER_CONNECTION_WINDOW));
-        let server = |group, max_streams| Http2ServerConfig::parse(env, group, server_windows, max_streams);
+        let windows = (stream_window, connection_window);
+        let server = |group, max_streams| Http2ServerConfig::parse(env, group, windows, max_streams);
         Ok(Self {
             stream_window,
             connection_window: connection_window.unwrap_or(CONNECTION_WINDOW),
@@ -84,13 +81,13 @@ impl Http2Config {
 }
 
 impl Http2ServerConfig {
-    fn parse(env: &Env<'_>, group: &str, windows: (u32, u32), max_streams: u32) -> Result<Self, ConfigError> {
+    fn parse(env: &Env<'_>, group: &str, windows: (u32, Option<u32>), max_streams: u32) -> Result<Self, ConfigError> {
         let name = |setting| format!("{group}{setting}");
         let frame_size = "a number of bytes from 16384 to 16777215";
         Ok(Self {
             adaptive_window: env.flag(&name("_ADAPTIVE_FLOW_CONTROL"))?.unwrap_or(false),
             stream_window: window(env, &name("_INITIAL_STREAM_WINDOW_SIZE"))?.unwrap_or(windows.0),
-            connection_window: window(env, &name("_INITIAL_CONNECTION_WINDOW_SIZE"))?.unwrap_or(windows.1),
+            connection_window: window(env, &name("_INITIAL_CONNECTION_WINDOW_SIZE"))?.or(windows.1),
             keepalive: env.http2_keepalive(group)?,
             max_streams: env.number(&name("_MAX_CONCURRENT_STREAMS"))?.unwrap_or(max_streams),
             max_frame_size: env.number_in(&name("_MAX_FRAME_SIZE"), 16_384..=16_777_215, frame_size)?,

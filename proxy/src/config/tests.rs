@@ -380,14 +380,14 @@ fn what_may_wait_for_an_endpoint_is_set_for_http_and_other_connections_apart() {
 fn accepted_http2_connections_are_set_for_each_side_within_the_protocols_bounds() {
     let defaults = parse(&[]).unwrap().http2;
     assert_eq!((defaults.outbound_server.max_streams, defaults.inbound_server.max_streams), (200, 10_000));
-    assert_eq!((defaults.inbound_server.stream_window, defaults.inbound_server.connection_window), (65_535, 32 << 20));
+    assert_eq!((defaults.inbound_server.stream_window, defaults.inbound_server.connection_window), (65_535, None));
     let shared = parse(&[
         ("LINKERD2_PROXY_HTTP2_INITIAL_STREAM_WINDOW_SIZE", "70000"),
         ("LINKERD2_PROXY_HTTP2_INITIAL_CONNECTION_WINDOW_SIZE", "80000"),
     ]);
     let shared = shared.unwrap().http2;
     assert_eq!([shared.stream_window, shared.inbound_server.stream_window], [70_000; 2]);
-    assert_eq!([shared.connection_window, shared.inbound_server.connection_window], [80_000; 2]);
+    assert_eq!((shared.connection_window, shared.inbound_server.connection_window), (80_000, Some(80_000)));
     let values = [
         ("ADAPTIVE_FLOW_CONTROL", "true"),
         ("INITIAL_STREAM_WINDOW_SIZE", "1"),
@@ -404,7 +404,7 @@ fn accepted_http2_connections_are_set_for_each_side_within_the_protocols_bounds(
     let all = Http2ServerConfig {
         adaptive_window: true,
         stream_window: 1,
-        connection_window: 2_147_483_647,
+        connection_window: Some(2_147_483_647),
         keepalive: Some(Keepalive { interval: Duration::from_secs(2), timeout: Duration::from_secs(1) }),
         max_streams: 3,
         max_frame_size: Some(16_777_215),

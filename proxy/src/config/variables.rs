@@ -255,8 +255,8 @@ pub(super) const GROUPS: &[Group] = &[
             ),
             Variable::new(
                 "INBOUND_SERVER_HTTP2_INITIAL_CONNECTION_WINDOW_SIZE",
-                "`HTTP2_INITIAL_CONNECTION_WINDOW_SIZE`, or 33554432",
-                "bytes in flight of one connection; half of it bounds what small DATA frames cost",
+                "`HTTP2_INITIAL_CONNECTION_WINDOW_SIZE`, or 1048576",
+                "bytes in flight of one connection; if not set, doubled with its streams up to 33554432, within 134217728 of all",
             ),
             Variable::new(
                 "INBOUND_SERVER_HTTP2_ADAPTIVE_FLOW_CONTROL",
@@ -337,8 +337,8 @@ pub(super) const GROUPS: &[Group] = &[
             ),
             Variable::new(
                 "OUTBOUND_SERVER_HTTP2_INITIAL_CONNECTION_WINDOW_SIZE",
-                "`HTTP2_INITIAL_CONNECTION_WINDOW_SIZE`, or 33554432",
-                "bytes in flight of one connection; half of it bounds what small DATA frames cost",
+                "`HTTP2_INITIAL_CONNECTION_WINDOW_SIZE`, or 1048576",
+                "bytes in flight of one connection; if not set, doubled with its streams up to 33554432, within 134217728 of all",
             ),
             Variable::new(
                 "OUTBOUND_SERVER_HTTP2_ADAPTIVE_FLOW_CONTROL",

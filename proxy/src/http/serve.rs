@@ -6,7 +6,10 @@ mod timer;
 
 use std::{
     future::poll_fn,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::Poll,
     time::Duration,
 };
@@ -23,6 +26,8 @@ use crate::{
     config::Http2ServerConfig,
     io::{Abort, Io},
 };
+
+pub(crate) use http2::WindowBudget;
 
 /// Largest head of an HTTP/1 message, in bytes. Larger ones are answered with 431.
 pub(crate) const MAX_HEAD_BYTES: usize = 64 * 1024;
@@ -92,12 +97,14 @@ impl Closing {
 }
 
 /// Settings of HTTP connections from clients.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ServerSettings {
     /// How long an HTTP/1 client may take from the end of one exchange to the end of the next request's head.
     pub(crate) http1_timeout: Duration,
     /// HTTP/2.
     pub(crate) http2: Http2ServerConfig,
+    /// What the windows of all HTTP/2 connections have together.
+    pub(crate) windows: Arc<WindowBudget>,
 }
 
 /// Serves a connection until the client ends it, or until the proxy drains or `closing` has begun and its requests are
@@ -122,6 +129,6 @@ where
     match version {
         HttpVersion::Http1 => Ok(http1::serve(stream, settings.http1_timeout, drain, answer).await?),
         // Boxed, so that a connection of HTTP/1 has no room for it.
-        HttpVersion::Http2 => Box::pin(http2::serve(stream, settings.http2, drain, closing, answer)).await,
+        HttpVersion::Http2 => Box::pin(http2::serve(stream, settings, drain, closing, answer)).await,
     }
 }

@@ -140,6 +140,7 @@ pub(crate) fn shared(config: Config, mesh: &Mesh) -> (Arc<Shared>, Drain) {
         drain: watch,
         taps: Arc::default(),
         tracing: tracing.unwrap_or_default(),
+        windows: Arc::default(),
         access_log: None,
         control: Handle::current(),
     };

@@ -51,6 +51,7 @@ pub(super) async fn serve(stream: Io<Stream>, version: HttpVersion, connection: 
     let settings = ServerSettings {
         http1_timeout: shared.config.http1_client_timeout,
         http2: shared.config.http2.outbound_server,
+        windows: Arc::clone(&shared.windows),
     };
     let served = Arc::clone(&connection);
     let answer = move |request, informational| {

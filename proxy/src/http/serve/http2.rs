@@ -5,6 +5,7 @@
 //! stream's reset only when its answer has begun.
 
 mod pings;
+mod window;
 
 use std::{
     error::Error as _,
@@ -25,7 +26,7 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use weft_runtime::drain;
 
-use super::{Closing, MAX_HEADER_LIST_BYTES, Reset, ServeError};
+use super::{Closing, MAX_HEADER_LIST_BYTES, Reset, ServeError, ServerSettings};
 use crate::{
     config::{Http2ServerConfig, SMALL_FRAMES},
     http::{
@@ -38,6 +39,8 @@ use crate::{
 };
 
 use pings::{Pings, Pong};
+use window::Window;
+pub(crate) use window::WindowBudget;
 
 /// The most bytes of a response that one stream buffers, unless the settings say otherwise: hyper's number.
 const SEND_BUFFER: usize = 400 * 1024;
@@ -49,6 +52,9 @@ struct Connection<'a, S, A> {
     connection: server::Connection<Corked<S>, Bytes>,
     uncork: &'a Uncork<S>,
     pings: Option<Pings>,
+    window: Window,
+    /// Each open stream has one.
+    streams: Arc<()>,
     answer: A,
 }
 
@@ -59,7 +65,7 @@ struct Connection<'a, S, A> {
 /// When the connection failed; its requests have their answers or cannot get any.
 pub(super) async fn serve<S, A, F, O>(
     stream: Io<S>,
-    config: Http2ServerConfig,
+    settings: ServerSettings,
     drain: &drain::Watch,
     closing: &Closing,
     answer: A,
@@ -70,10 +76,12 @@ where
     F: Future<Output = Result<Response<Observed<O>>, Reset>> + Send + 'static,
     O: Observer + Unpin + Send + 'static,
 {
+    let config = settings.http2;
+    let window = Window::new(&config, settings.windows);
     let (stream, uncork) = cork(stream);
-    let mut connection = uncork.drive(pin!(builder(&config).handshake(stream))).await?;
+    let mut connection = uncork.drive(pin!(builder(&config, window.size()).handshake(stream))).await?;
     let pings = Pings::new(&config, &mut connection);
-    let mut connection = Connection { connection, uncork: &uncork, pings, answer };
+    let mut connection = Connection { connection, uncork: &uncork, pings, window, streams: Arc::default(), answer };
     let aged = async {
         match config.max_connection_age {
             Some(age) => tokio::time::sleep(age).await,
@@ -90,12 +98,12 @@ where
     uncork.drive(&mut connection).await
 }
 
-fn builder(config: &Http2ServerConfig) -> server::Builder {
+fn builder(config: &Http2ServerConfig, window: u32) -> server::Builder {
     let send_buffer = config.max_send_buffer.map_or(SEND_BUFFER, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
     let mut builder = server::Builder::new();
     builder
         .initial_window_size(config.stream_window)
-        .initial_connection_window_size(config.connection_window)
+        .initial_connection_window_size(window)
         .max_concurrent_streams(config.max_streams)
         .max_pending_accept_reset_streams(config.max_pending_resets)
         .max_local_error_reset_streams(Some(LATE_FRAMES))
@@ -127,7 +135,7 @@ where
                     return Poll::Ready(Err(ServeError::Unanswered));
                 }
                 Poll::Ready(Pong::Window(bytes)) => {
-                    this.connection.set_target_window_size(bytes);
+                    this.connection.set_target_window_size(bytes.max(this.window.size()));
                     // It fails while the client has not acknowledged the last one; a larger one comes later.
                     let _ = this.connection.set_initial_window_size(bytes);
                 }
@@ -144,19 +152,27 @@ where
 
 impl<S, A, F, O> Connection<'_, S, A>
 where
+    S: AsyncRead + AsyncWrite + Unpin,
     A: Fn(Box<Request<Body>>, Informational) -> F,
     F: Future<Output = Result<Response<Observed<O>>, Reset>> + Send + 'static,
     O: Observer + Unpin + Send + 'static,
 {
     #[expect(clippy::disallowed_methods, reason = "ends with the stream, which ends with its connection")]
-    fn begin(&self, request: Request<RecvStream>, stream: SendResponse<Bytes>) {
+    fn begin(&mut self, request: Request<RecvStream>, stream: SendResponse<Bytes>) {
         let (head, body) = request.into_parts();
         let body = Body::H2Request(H2Request::new(body, &head.headers));
         let responder = Arc::new(Mutex::new(Responder::new(stream)));
         let informational = Informational::to_http2(&responder);
         // Boxed, because it is some KiB large, and the task would have room for it twice.
         let answer = Box::pin((self.answer)(Box::new(Request::from_parts(head, body)), informational));
-        tokio::spawn(respond(responder, answer));
+        let open = Arc::clone(&self.streams);
+        if let Some(bytes) = self.window.grow(Arc::strong_count(&open) - 1) {
+            self.connection.set_target_window_size(bytes);
+        }
+        tokio::spawn(async move {
+            respond(responder, answer).await;
+            drop(open);
+        });
     }
 }
 

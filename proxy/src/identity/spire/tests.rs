@@ -324,6 +324,7 @@ async fn mesh_tls_for_the_server_name_is_terminated_with_the_spiffe_certificate(
         drain,
         taps: Default::default(),
         tracing: Default::default(),
+        windows: Arc::default(),
         access_log: None,
         control: tokio::runtime::Handle::current(),
     };

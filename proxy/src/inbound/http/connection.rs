@@ -85,6 +85,7 @@ where
     let settings = ServerSettings {
         http1_timeout: inbound.shared.config.http1_client_timeout,
         http2: inbound.shared.config.http2.inbound_server,
+        windows: Arc::clone(&inbound.shared.windows),
     };
     let served = Arc::clone(&connection);
     let answer = move |request, informational| Arc::clone(&served).handle(request, informational);

@@ -139,13 +139,16 @@ async fn unreading_app(window: u32) -> SocketAddr {
 async fn uploads_that_nobody_reads_leave_room_for_others_on_their_connection() {
     // A window of 256 streams. What comes beyond has to have no body.
     let (window, stream) = (16 << 20, STREAM_WINDOW as usize);
-    let bounded = |config: &mut Config| config.http2.inbound_server.connection_window = window as u32;
-    for (uploads, body, stalled) in [
+    for (bound, uploads, body, stalled) in [
         // The application and the proxy hold a window of each.
-        (200, "some body", 2 * 200 * stream),
+        (Some(window), 200, "some body", 2 * 200 * stream),
+        // A window that grows with the streams has room for them, too.
+        (None, 200, "some body", 2 * 200 * stream),
         // The application holds one of each upload that has its share of the proxy's.
-        (300, "", window + 257 * stream),
+        (Some(window), 300, "", window + 257 * stream),
     ] {
+        let bounded =
+            |config: &mut Config| config.http2.inbound_server.connection_window = bound.map(|bytes| bytes as u32);
         // What the application's own window stalls is not the proxy's doing.
         let world = World::with(unreading_app(1 << 30).await, bounded).await;
         let direct = world.connect(Via::Direct(Some(SessionProtocol::Http2)), Some(ELSEWHERE)).await;
