@@ -19,6 +19,7 @@ mod component;
 mod interception;
 mod kernel;
 mod migration;
+mod readme;
 mod requirement;
 mod under_load;
 mod wire;
@@ -169,7 +170,7 @@ const CHECKS: [Check; 45] = [
     ("the tutorial's end", Needs::Mesh, tutorial_end),
     ("nothing is left", Needs::Removal, nothing_is_left),
     (
-        "weft installs a mesh, injects pods, and removes all of it without helm",
+        "README's commands install a mesh without helm, which injects pods, and is removed whole",
         Needs::Removal,
         without_helm::installs_injects_and_removes,
     ),

@@ -1,5 +1,5 @@
-//! The mesh of `weft install`, without helm: pods of `weft inject` are in it, except on the ports that its flags
-//! exclude, and `weft uninstall` leaves nothing.
+//! The mesh of README's commands, by `weft install` and without helm: pods of `weft inject` are in it, except on the
+//! ports that its flags exclude, and `weft uninstall` leaves nothing.
 
 use std::{io::Write as _, time::Duration};
 
@@ -8,7 +8,7 @@ use weft_examples::client::Report;
 use weft_tests::report::assert_vouched_for;
 
 use crate::{
-    nothing_is_left, workloads,
+    nothing_is_left, readme, workloads,
     world::{COMPONENTS, MESH, World},
 };
 
@@ -21,15 +21,7 @@ const REQUESTS: u32 = 10;
 /// The tutorial's mesh is gone, and the cluster is as it was.
 pub(super) fn installs_injects_and_removes(world: &mut World) {
     world.cluster.kubectl(&["wait", "--for=delete", &format!("namespace/{MESH}"), "--timeout=180s"]).unwrap();
-    let definitions = file_of(&world.weft(&["install", "--crds"]).unwrap());
-    // As in docs/cli.md: where the Gateway API's definitions are among them, some are too large for the annotation in
-    // which kubectl keeps what it applied.
-    world.cluster.kubectl(&["apply", "--server-side", "-f", definitions.path().to_str().unwrap()]).unwrap();
-    world.cluster.apply(&world.weft(&["install"]).unwrap()).unwrap();
-    for component in COMPONENTS {
-        world.cluster.rolled_out(MESH, &format!("deploy/linkerd-{component}")).unwrap();
-    }
-    world.cluster.rolled_out(MESH, "ds/weft-agent").unwrap();
+    readme::follow(world);
 
     world.cluster.kubectl(&["create", "namespace", NAMESPACE]).unwrap();
     start(world, "server", &["--manual"]);
@@ -65,6 +57,7 @@ pub(super) fn installs_injects_and_removes(world: &mut World) {
     assert_eq!(check["success"], true, "{check:#}");
     upgraded(world);
     without_a_proxy(world, "around");
+    readme::forget(world);
     let refused = world.weft(&["uninstall"]).unwrap_err().to_string();
     assert!(refused.contains("3 pods have a proxy"), "{refused}");
     // `weft uninstall` asks for pods alone: the rest of a namespace may go later.
