@@ -12,6 +12,7 @@ pub(crate) mod effects;
 mod functions;
 mod lex;
 mod parse;
+mod pattern;
 mod render;
 mod schema;
 mod value;

@@ -4,10 +4,12 @@ use std::fmt::Write as _;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use regex::Regex;
 use sha2::{Digest as _, Sha256};
 
-use super::value::{Map, Value};
+use super::{
+    pattern,
+    value::{Map, Value},
+};
 use crate::manifest::{self, ManifestFormat, document};
 
 /// Calls a function.
@@ -92,7 +94,7 @@ fn text(name: &str, arguments: &[Value]) -> Option<Result<Value>> {
 
 /// sprig takes a pattern that it cannot read for one that matches nothing; here it is an error that names it.
 fn matches(pattern: &str, text: &str) -> Result<bool> {
-    Ok(Regex::new(pattern).with_context(|| format!("regexMatch: {pattern:?}"))?.is_match(text))
+    pattern::is_match(pattern, text).context("regexMatch")
 }
 
 fn joined(arguments: &[Value], texts: &[&str], each: impl Fn(&str) -> String) -> Value {

@@ -1,8 +1,9 @@
 //! The chart's JSON schema: as much of draft 7 as it uses. An unknown keyword is an error, never left out.
 
 use anyhow::{Context as _, Result, bail};
-use regex::Regex;
 use serde_json::{Map, Value};
+
+use super::pattern;
 
 /// Keywords that constrain nothing.
 const ANNOTATIONS: [&str; 6] = ["$schema", "$comment", "title", "description", "definitions", "default"];
@@ -160,7 +161,7 @@ fn scalar(keyword: &str, rule: &Value, value: &Value) -> Result<bool> {
         ("enum", _) => rule.as_array().context("not a list")?.contains(value),
         ("const", _) => rule == value,
         ("minItems", Value::Array(items)) => u64::try_from(items.len()).unwrap_or(u64::MAX) >= whole()?,
-        ("pattern", Value::String(text)) => Regex::new(rule.as_str().context("not a text")?)?.is_match(text),
+        ("pattern", Value::String(text)) => pattern::is_match(rule.as_str().context("not a text")?, text)?,
         ("minLength", Value::String(text)) => length(text) >= whole()?,
         ("maxLength", Value::String(text)) => length(text) <= whole()?,
         ("minimum", Value::Number(number)) => number.as_f64() >= rule.as_f64(),
