@@ -17,6 +17,7 @@ use http::{HeaderMap, header::CONTENT_LENGTH};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Incoming;
+use tokio::sync::oneshot;
 
 use super::{headers::remove_mesh_headers, respond::RequestKind, shared_connections::StreamPermit};
 
@@ -69,6 +70,21 @@ pub(crate) struct H2Request {
 pub(crate) struct H2Body {
     stream: h2::RecvStream,
     permit: StreamPermit,
+    request: Option<Rest>,
+}
+
+/// The rest of a request whose response has begun. Dropping it before the response's end says that nothing more is
+/// wanted of either.
+#[derive(Debug)]
+struct Rest(Option<oneshot::Sender<()>>);
+
+impl Drop for Rest {
+    fn drop(&mut self) {
+        if let Some(given_up) = self.0.take() {
+            // It may have been sent by now.
+            let _ = given_up.send(());
+        }
+    }
 }
 
 /// A body whose first frames were read already.
@@ -97,9 +113,16 @@ impl H2Request {
 }
 
 impl H2Body {
-    /// A response's body on a shared connection.
-    pub(crate) fn new(stream: h2::RecvStream, permit: StreamPermit) -> Self {
-        Self { stream, permit }
+    /// A response's body on a shared connection. `given_up` hears of it if it is dropped before its end.
+    pub(crate) fn new(stream: h2::RecvStream, permit: StreamPermit, given_up: Option<oneshot::Sender<()>>) -> Self {
+        Self { stream, permit, request: given_up.map(|given_up| Rest(Some(given_up))) }
+    }
+
+    /// The response is whole: its server may still want the request.
+    fn end(&mut self) {
+        if let Some(mut request) = self.request.take() {
+            request.0 = None;
+        }
     }
 
     fn poll_inner(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
@@ -108,6 +131,7 @@ impl H2Body {
             Poll::Ready(Some(Err(BodyError::H2(error))))
                 if error.is_reset() && error.reason() == Some(h2::Reason::NO_ERROR) =>
             {
+                self.end();
                 Poll::Ready(None)
             }
             Poll::Ready(Some(Err(BodyError::H2(error)))) if self.permit.is_own_bound(&error) => {
@@ -115,6 +139,9 @@ impl H2Body {
             }
             polled => {
                 self.permit.set_unread(matches!(polled, Poll::Ready(Some(Ok(_)))) && !self.stream.is_end_stream());
+                if matches!(polled, Poll::Ready(None)) || self.stream.is_end_stream() {
+                    self.end();
+                }
                 polled
             }
         }

@@ -11,7 +11,10 @@ use ::h2::{
 use bytes::Bytes;
 use http::{Request, Response, Version};
 use http_body::Body as _;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::oneshot,
+};
 
 use super::{
     balance::Balanced,
@@ -109,12 +112,17 @@ pub(crate) async fn send_over(
         Ok(response) => response,
         Err(error) => return Err(failed(again, error, &permit, response.stream_id().as_u32() == FIRST_STREAM)),
     };
-    if let Some(mut pump) = pump {
-        // The answer began before the request ended. Both continue independently, because either may wait for the
-        // other.
-        tokio::spawn(async move { poll_fn(|cx| pump.poll_request(cx)).await });
-    }
-    Ok(response.map(|body| H2Body::new(body, permit)))
+    let Some(mut pump) = pump else { return Ok(response.map(|body| H2Body::new(body, permit, None))) };
+    // The answer began before the request ended. Both continue independently, because either may wait for the other. But
+    // an answer that is given up is no reason to wait for the server to read the request.
+    let (given_up, is_given_up) = oneshot::channel();
+    tokio::spawn(async move {
+        tokio::select! {
+            () = poll_fn(|cx| pump.poll_request(cx)) => {}
+            Ok(()) = is_given_up => pump.reset(Reason::CANCEL),
+        }
+    });
+    Ok(response.map(|body| H2Body::new(body, permit, Some(given_up))))
 }
 
 /// A request to be sent again if the endpoint refuses it before processing it.
@@ -274,7 +282,6 @@ mod tests {
 
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _, duplex},
-        sync::oneshot,
         time::advance,
     };
 

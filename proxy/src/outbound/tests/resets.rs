@@ -10,6 +10,7 @@ use tokio::{
 use weft_proto::linkerd::outbound::http_route::Retry;
 
 use super::{
+    fidelity::ways,
     resilience::{Act, Script, backoff, changed, ejecting, metric, retry},
     *,
 };
@@ -545,4 +546,44 @@ async fn a_drain_takes_no_connections_and_lets_http2_finish() {
     drop(body);
     connection.await.unwrap().unwrap();
     assert!(drained.await.unwrap());
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_is_noticed_by_a_server_that_reads_no_more_of_its_request() {
+    let (is_full, is_noticed) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
+    let (full, noticed) = (Arc::clone(&is_full), Arc::clone(&is_noticed));
+    let app = serve_each(move |stream| {
+        let (is_full, is_noticed) = (Arc::clone(&full), Arc::clone(&noticed));
+        async move {
+            let mut server = server::handshake(stream).await.unwrap();
+            let (request, mut respond) = server.accept().await.unwrap().unwrap();
+            let mut unread = request.into_body();
+            let mut stream = respond.send_response(Response::new(()), false).unwrap();
+            let left = async {
+                while unread.flow_control().used_capacity() < 65_535 {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                is_full.notify_one();
+                std::future::poll_fn(|cx| stream.poll_reset(cx)).await
+            };
+            tokio::select! {
+                _ = server.accept() => panic!("the connection ends"),
+                reason = left => assert_eq!(reason.unwrap(), Reason::CANCEL),
+            }
+            is_noticed.notify_one();
+        }
+    })
+    .await;
+    for (way, proxy) in ways(app).await {
+        let mut sender = client(&proxy).await;
+        let (response, mut body) = sender.send_request(request(), false).unwrap();
+        let response = response.await.unwrap();
+        // More than all windows on the way.
+        body.send_data(vec![0; 1 << 20].into(), false).unwrap();
+        is_full.notified().await;
+        body.send_reset(Reason::CANCEL);
+        drop(response);
+        let noticed = tokio::time::timeout(Duration::from_secs(20), is_noticed.notified()).await;
+        assert!(noticed.is_ok(), "{way}: the server is left to wait");
+    }
 }
