@@ -42,7 +42,7 @@ pub(crate) struct Http2ServerConfig {
     pub(crate) adaptive_window: bool,
     /// Initial stream window in bytes.
     pub(crate) stream_window: u32,
-    /// Connection window in bytes; `None` begins with Linkerd's 1 MiB and grows with the open streams.
+    /// Connection window in bytes; `None` begins with Linkerd's 1 MiB and grows with the uploads.
     pub(crate) connection_window: Option<u32>,
     /// Pings to silent clients.
     pub(crate) keepalive: Option<Keepalive>,

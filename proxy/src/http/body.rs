@@ -9,6 +9,7 @@ pub(crate) mod timed;
 use std::{
     collections::VecDeque,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -63,6 +64,8 @@ pub(crate) struct H2Request {
     stream: h2::RecvStream,
     /// How many bytes are still to come, if the client said so.
     left: Option<u64>,
+    /// What counts it among the open ones of its connection, until it ends.
+    open: Option<Arc<()>>,
 }
 
 /// A response's body, and its stream's place on the connection.
@@ -95,18 +98,21 @@ pub(crate) struct Peeked {
 }
 
 impl H2Request {
-    /// The body of a request with these headers.
-    pub(crate) fn new(stream: h2::RecvStream, headers: &HeaderMap) -> Self {
+    /// The body of a request with these headers; it drops `open` when it ends.
+    pub(crate) fn new(stream: h2::RecvStream, headers: &HeaderMap, open: Option<Arc<()>>) -> Self {
         let length = || headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
         // h2 refuses more or fewer bytes than the header says.
         let left = if stream.is_end_stream() { Some(0) } else { length() };
-        Self { stream, left }
+        Self { stream, left, open }
     }
 
     fn poll_inner(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let frame = ready!(poll_h2(&mut self.stream, cx));
         if let (Some(left), Some(Ok(frame))) = (&mut self.left, &frame) {
             *left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len() as u64));
+        }
+        if self.stream.is_end_stream() {
+            self.open = None;
         }
         Poll::Ready(frame)
     }

@@ -67,6 +67,14 @@ impl Informational {
         if !status.is_informational() || status == StatusCode::SWITCHING_PROTOCOLS {
             return;
         }
+        let is_open = match client {
+            Client::Http1(outbox, number) => outbox.lock().left(*number).is_some(),
+            Client::Http2(responder) => responder.lock().left.as_ref().is_some_and(|left| left.count > 0),
+        };
+        // A server may send any number of them.
+        if !is_open {
+            return;
+        }
         let mut headers = headers.clone();
         strip_for_http2(&mut headers);
         headers.remove(CONTENT_LENGTH);
@@ -153,9 +161,14 @@ impl Outbox {
         }
     }
 
+    /// What may still be passed on to a request, if it is the last.
+    fn left(&mut self, number: u64) -> Option<&mut Allowance> {
+        self.left.as_mut().filter(|left| number == self.number && left.count > 0)
+    }
+
     fn put(&mut self, number: u64, status: StatusCode, headers: &HeaderMap) {
-        let is_current = number == self.number && status != StatusCode::CONTINUE;
-        if !is_current || !self.left.as_mut().is_some_and(|left| left.take(headers)) {
+        let is_taken = status != StatusCode::CONTINUE && self.left(number).is_some_and(|left| left.take(headers));
+        if !is_taken {
             return;
         }
         // Writing to memory does not fail.
@@ -189,7 +202,12 @@ impl Responder {
 
     /// Ready when the client has reset the stream, or is gone.
     pub(super) fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        self.stream.poll_reset(cx).map(|_| ())
+        let reset = self.stream.poll_reset(cx);
+        if reset.is_ready() {
+            // h2 would send informational responses nevertheless.
+            self.left = None;
+        }
+        reset.map(|_| ())
     }
 
     /// Sends the response's head.

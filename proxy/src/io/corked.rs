@@ -64,9 +64,10 @@ impl<S: AsyncWrite + Unpin> Uncork<S> {
         poll_fn(|cx| self.poll(Pin::new(&mut connection), cx)).await
     }
 
-    /// How many bytes were read, without those of the poll that goes on.
+    /// How many bytes were read.
     pub(crate) fn received(&self) -> u64 {
-        self.0.lock().read_before
+        let cork = self.0.lock();
+        cork.read_before + cork.read as u64
     }
 
     /// Polls a connection, and sends what it wrote.

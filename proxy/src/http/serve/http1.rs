@@ -155,7 +155,8 @@ struct Shared {
 struct Sending<S> {
     stream: Io<S>,
     shared: Arc<Shared>,
-    /// Whether hyper has nothing left to write, so that its next byte begins a message.
+    /// Whether hyper has nothing left to write. While a request waits for its response, the next byte then begins a
+    /// message, and only then does the outbox take heads.
     is_at_boundary: bool,
 }
 

@@ -44,8 +44,12 @@ pub(crate) use window::WindowBudget;
 
 /// The most bytes of a response that one stream buffers, unless the settings say otherwise: hyper's number.
 const SEND_BUFFER: usize = 400 * 1024;
-/// Frames of forgotten streams in the life of a connection, beyond which h2 ends it: hyper's number.
-const LATE_FRAMES: usize = 1024;
+/// Streams that were reset and whose late frames are ignored for a second: as many as on connections to endpoints. h2's
+/// default is 50, fewer than one client may send uploads that are refused.
+const RESET_STREAMS: usize = 1024;
+/// Frames of forgotten streams, and malformed requests, in the life of a connection, beyond which h2 ends it. hyper has
+/// 1,024, which such a client uses up in time. A bound is needed because each is answered from memory.
+const LATE_FRAMES: usize = 16 * 1024;
 
 /// A client's connection, and what answers its requests.
 struct Connection<'a, S, A> {
@@ -53,8 +57,8 @@ struct Connection<'a, S, A> {
     uncork: &'a Uncork<S>,
     pings: Option<Pings>,
     window: Window,
-    /// Each open stream has one.
-    streams: Arc<()>,
+    /// Each request has one until its body ends.
+    uploads: Arc<()>,
     answer: A,
 }
 
@@ -81,7 +85,7 @@ where
     let (stream, uncork) = cork(stream);
     let mut connection = uncork.drive(pin!(builder(&config, window.size()).handshake(stream))).await?;
     let pings = Pings::new(&config, &mut connection);
-    let mut connection = Connection { connection, uncork: &uncork, pings, window, streams: Arc::default(), answer };
+    let mut connection = Connection { connection, uncork: &uncork, pings, window, uploads: Arc::default(), answer };
     let aged = async {
         match config.max_connection_age {
             Some(age) => tokio::time::sleep(age).await,
@@ -106,10 +110,14 @@ fn builder(config: &Http2ServerConfig, window: u32) -> server::Builder {
         .initial_connection_window_size(window)
         .max_concurrent_streams(config.max_streams)
         .max_pending_accept_reset_streams(config.max_pending_resets)
+        .max_concurrent_reset_streams(RESET_STREAMS)
         .max_local_error_reset_streams(Some(LATE_FRAMES))
         .max_header_list_size(config.max_header_list_size.unwrap_or(MAX_HEADER_LIST_BYTES))
-        .max_send_buffer_size(send_buffer)
-        .data_frame_budget(SMALL_FRAMES);
+        .max_send_buffer_size(send_buffer);
+    // For a window of the settings, h2's default: half of it.
+    if config.connection_window.is_none() {
+        builder.data_frame_budget(SMALL_FRAMES);
+    }
     if let Some(bytes) = config.max_frame_size {
         builder.max_frame_size(bytes);
     }
@@ -127,26 +135,28 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        loop {
-            let pong = this.pings.as_mut().map_or(Poll::Pending, |pings| pings.poll(cx, this.uncork.received()));
-            match pong {
-                Poll::Ready(Pong::Missing) => {
-                    // Nothing that is written now arrives.
-                    return Poll::Ready(Err(ServeError::Unanswered));
-                }
-                Poll::Ready(Pong::Window(bytes)) => {
-                    this.connection.set_target_window_size(bytes.max(this.window.size()));
-                    // It fails while the client has not acknowledged the last one; a larger one comes later.
-                    let _ = this.connection.set_initial_window_size(bytes);
-                }
-                Poll::Pending => {}
-            }
-            match ready!(this.connection.poll_accept(cx)) {
+        // The connection first: where this task had no turn for a while, an answer to a ping may be there, and unread.
+        while let Poll::Ready(accepted) = this.connection.poll_accept(cx) {
+            match accepted {
                 Some(Ok((request, stream))) => this.begin(request, stream),
                 Some(Err(error)) => return Poll::Ready(Err(error.into())),
                 None => return Poll::Ready(Ok(())),
             }
         }
+        let Some(pings) = &mut this.pings else { return Poll::Pending };
+        match ready!(pings.poll(cx, this.uncork.received())) {
+            // Nothing that is written now arrives.
+            Pong::Missing => return Poll::Ready(Err(ServeError::Unanswered)),
+            Pong::Window(bytes) => {
+                if let Some(bytes) = this.window.grow_to(bytes) {
+                    this.connection.set_target_window_size(bytes);
+                }
+                // It fails while the client has not acknowledged the one before it, which then stays.
+                let _ = this.connection.set_initial_window_size(bytes);
+                cx.waker().wake_by_ref();
+            }
+        }
+        Poll::Pending
     }
 }
 
@@ -160,19 +170,19 @@ where
     #[expect(clippy::disallowed_methods, reason = "ends with the stream, which ends with its connection")]
     fn begin(&mut self, request: Request<RecvStream>, stream: SendResponse<Bytes>) {
         let (head, body) = request.into_parts();
-        let body = Body::H2Request(H2Request::new(body, &head.headers));
+        let open = (!body.is_end_stream()).then(|| Arc::clone(&self.uploads));
+        // This one, and the connection's.
+        if open.is_some()
+            && let Some(bytes) = self.window.grow(Arc::strong_count(&self.uploads) - 1)
+        {
+            self.connection.set_target_window_size(bytes);
+        }
+        let body = Body::H2Request(H2Request::new(body, &head.headers, open));
         let responder = Arc::new(Mutex::new(Responder::new(stream)));
         let informational = Informational::to_http2(&responder);
         // Boxed, because it is some KiB large, and the task would have room for it twice.
         let answer = Box::pin((self.answer)(Box::new(Request::from_parts(head, body)), informational));
-        let open = Arc::clone(&self.streams);
-        if let Some(bytes) = self.window.grow(Arc::strong_count(&open) - 1) {
-            self.connection.set_target_window_size(bytes);
-        }
-        tokio::spawn(async move {
-            respond(responder, answer).await;
-            drop(open);
-        });
+        tokio::spawn(respond(responder, answer));
     }
 }
 

@@ -7,14 +7,17 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::mpsc,
 };
-use weft_proto::linkerd::outbound::http_route::Retry;
+use weft_proto::linkerd::{
+    http_route::HttpFailureInjector,
+    outbound::http_route::{self, Retry},
+};
 
 use super::{
     fidelity::ways,
     resilience::{Act, Script, backoff, changed, ejecting, metric, retry},
     *,
 };
-use crate::http::frames::{frame, next_frame};
+use crate::http::frames::{frame, head, next_frame, preface, stream};
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
@@ -585,5 +588,31 @@ async fn a_client_that_leaves_is_noticed_by_a_server_that_reads_no_more_of_its_r
         drop(response);
         let noticed = tokio::time::timeout(Duration::from_secs(20), is_noticed.notified()).await;
         assert!(noticed.is_ok(), "{way}: the server is left to wait");
+    }
+}
+
+#[tokio::test]
+async fn uploads_that_are_refused_early_end_no_other_request_on_their_connection() {
+    let injector = HttpFailureInjector { status: 403, message: "refused".into(), ratio: None };
+    let refusal = http_route::Filter { kind: Some(http_route::filter::Kind::FailureInjector(injector)) };
+    let control = Control::default();
+    let service = "10.1.7.2:80".parse().unwrap();
+    control.policies.lock().insert(service, policy(SERVICE, vec![refusal]));
+    let proxy = Proxy::start(service, control).await;
+    let mut connection = proxy.connect().await;
+    connection.write_all(&preface()).await.unwrap();
+    for batch in 0..14 {
+        let ids: Vec<_> = (batch * 100..(batch + 1) * 100).map(stream).collect();
+        let heads = ids.iter().flat_map(|id| frame(HEADERS, END_HEADERS, *id, &head(0x83, "/")));
+        connection.write_all(&heads.collect::<Vec<_>>()).await.unwrap();
+        let mut answered = 0;
+        while answered < ids.len() {
+            let received = next_frame(&mut connection).await.expect("the connection ends");
+            assert_ne!(received.kind, GOAWAY, "after {batch} batches: {}", received.payload.escape_ascii());
+            answered += usize::from(received.kind == HEADERS);
+        }
+        // What was on its way when the refusal was sent.
+        let late = ids.iter().flat_map(|id| frame(DATA, 0, *id, b"x").repeat(3));
+        connection.write_all(&late.collect::<Vec<_>>()).await.unwrap();
     }
 }

@@ -147,6 +147,9 @@ impl Bandwidth {
     fn measured(&mut self, received: u64, round_trip: Duration, now: Instant) -> Option<u32> {
         let bytes = received - self.received;
         self.received = received;
+        if self.window >= MAX_WINDOW {
+            return None;
+        }
         let round_trip = round_trip.as_secs_f64().max(1e-6);
         let smoothed = self.round_trip.map_or(round_trip, |known| known + (round_trip - known) / 8.0);
         self.round_trip = Some(smoothed);
@@ -198,6 +201,14 @@ mod tests {
             assert!(bandwidth.is_due(u64::MAX, now) && !bandwidth.is_due(part * 1000, now), "without bytes, no ping");
         }
         assert_eq!((pauses[0], pauses[8]), (Duration::from_millis(200), PAUSE.1));
+    }
+
+    #[test]
+    fn a_window_that_the_settings_make_larger_than_the_bound_stays() {
+        let now = Instant::now();
+        let mut bandwidth = Bandwidth::new(2 * MAX_WINDOW, now);
+        // The answer to a ping that was sent because the client was silent.
+        assert_eq!(bandwidth.measured(2 * u64::from(MAX_WINDOW), ROUND_TRIP, now), None);
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! What clients may send on a connection that applications have not read: the window of each connection, and the bound
 //! for all of them.
 //!
-//! A connection begins with Linkerd's window. While its requests could fill half of it, it doubles, so that a slow
-//! reader holds up no other request. What all connections have beyond their beginning comes out of one budget: without
-//! it, a client with many connections could fill the memory of the pod.
+//! A connection begins with Linkerd's window. When its uploads could fill half of it, it doubles, so that a slow reader
+//! holds up no other one. What all connections have beyond their beginning comes out of one budget: without it, a
+//! client with many connections could fill the memory of the pod. A window never shrinks, because the client may use
+//! what it was once given.
 
 use std::sync::{
     Arc,
@@ -61,11 +62,11 @@ impl Window {
         self.size
     }
 
-    /// Grows for this many open streams; returns the new size if there is one. It doubles, because h2 announces nothing
-    /// less than half of a window.
-    pub(super) fn grow(&mut self, streams: usize) -> Option<u32> {
+    /// Grows for this many uploads; returns the new size if there is one. It doubles, because h2 announces nothing less
+    /// than half of a window.
+    pub(super) fn grow(&mut self, uploads: usize) -> Option<u32> {
         let before = self.size;
-        let unread = streams.saturating_mul(self.stream as usize);
+        let unread = uploads.saturating_mul(self.stream as usize);
         while self.size < self.largest && unread > self.size as usize / 2 {
             let more = self.size.min(self.largest - self.size);
             if !self.budget.take(more) {
@@ -74,6 +75,15 @@ impl Window {
             self.size += more;
         }
         (self.size != before).then_some(self.size)
+    }
+
+    /// Grows to what the bandwidth asks for, if there is as much left; returns the new size if there is one.
+    pub(super) fn grow_to(&mut self, bytes: u32) -> Option<u32> {
+        let more = bytes.checked_sub(self.size).filter(|more| *more > 0)?;
+        self.budget.take(more).then(|| {
+            self.size = bytes;
+            bytes
+        })
     }
 }
 
@@ -95,12 +105,12 @@ mod tests {
     }
 
     #[test]
-    fn a_window_has_room_for_twice_what_the_open_streams_may_fill() {
+    fn a_window_has_room_for_twice_what_the_uploads_may_fill() {
         let mut window = window(&Arc::default());
         let mut grown = Vec::new();
-        for streams in 1..=300 {
-            grown.extend(window.grow(streams).map(|size| (streams, size >> 20)));
-            assert!(streams > 256 || window.size() as usize >= 2 * streams * STREAM, "{streams}");
+        for uploads in 1..=300 {
+            grown.extend(window.grow(uploads).map(|size| (uploads, size >> 20)));
+            assert!(uploads > 256 || window.size() as usize >= 2 * uploads * STREAM, "{uploads}");
         }
         assert_eq!(grown, [(9, 2), (17, 4), (33, 8), (65, 16), (129, 32)]);
         let mut burst = self::window(&Arc::default());
@@ -132,5 +142,16 @@ mod tests {
             let mut window = Window::new(&config, Arc::default());
             assert_eq!((window.size(), window.grow(1000)), (size, None));
         }
+    }
+
+    #[test]
+    fn a_window_that_follows_the_bandwidth_takes_from_the_budget_too() {
+        let mut config = testing::config().http2.inbound_server;
+        config.adaptive_window = true;
+        let budget = Arc::default();
+        let mut windows: Vec<_> = (0..10).map(|_| Window::new(&config, Arc::clone(&budget))).collect();
+        let grown: Vec<_> = windows.iter_mut().map(|window| window.grow_to(16 << 20)).collect();
+        assert_eq!(grown.iter().flatten().count(), BUDGET / (15 << 20), "{grown:?}");
+        assert_eq!(windows[0].grow_to(FIRST), None, "it does not shrink");
     }
 }
