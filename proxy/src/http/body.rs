@@ -4,27 +4,27 @@ pub(crate) mod counted;
 pub(crate) mod error;
 pub(crate) mod replay;
 pub(crate) mod response;
+mod stream;
 pub(crate) mod timed;
 
 use std::{
     collections::VecDeque,
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, header::CONTENT_LENGTH};
+use http::HeaderMap;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Incoming;
-use tokio::sync::oneshot;
 
-use super::{headers::remove_mesh_headers, respond::RequestKind, shared_connections::StreamPermit};
+use super::{headers::remove_mesh_headers, respond::RequestKind};
 
 use counted::Counted;
 use error::BodyError;
 use replay::{Replay, ReplayBody};
+pub(crate) use stream::{H2Body, H2Request};
 use timed::{Clock, Reporting, Timed};
 
 /// A request's or response's body.
@@ -58,100 +58,11 @@ pub(crate) enum Body {
     Boxed(UnsyncBoxBody<Bytes, BodyError>),
 }
 
-/// A request's body on a client's connection.
-#[derive(Debug)]
-pub(crate) struct H2Request {
-    stream: h2::RecvStream,
-    /// How many bytes are still to come, if the client said so.
-    left: Option<u64>,
-    /// What counts it among the open ones of its connection, until it ends.
-    open: Option<Arc<()>>,
-}
-
-/// A response's body, and its stream's place on the connection.
-#[derive(Debug)]
-pub(crate) struct H2Body {
-    stream: h2::RecvStream,
-    permit: StreamPermit,
-    request: Option<Rest>,
-}
-
-/// The rest of a request whose response has begun. Dropping it before the response's end says that nothing more is
-/// wanted of either.
-#[derive(Debug)]
-struct Rest(Option<oneshot::Sender<()>>);
-
-impl Drop for Rest {
-    fn drop(&mut self) {
-        if let Some(given_up) = self.0.take() {
-            // It may have been sent by now.
-            let _ = given_up.send(());
-        }
-    }
-}
-
 /// A body whose first frames were read already.
 #[derive(Debug)]
 pub(crate) struct Peeked {
     frames: VecDeque<Result<Frame<Bytes>, BodyError>>,
     rest: Body,
-}
-
-impl H2Request {
-    /// The body of a request with these headers; it drops `open` when it ends.
-    pub(crate) fn new(stream: h2::RecvStream, headers: &HeaderMap, open: Option<Arc<()>>) -> Self {
-        let length = || headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
-        // h2 refuses more or fewer bytes than the header says.
-        let left = if stream.is_end_stream() { Some(0) } else { length() };
-        Self { stream, left, open }
-    }
-
-    fn poll_inner(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let frame = ready!(poll_h2(&mut self.stream, cx));
-        if let (Some(left), Some(Ok(frame))) = (&mut self.left, &frame) {
-            *left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len() as u64));
-        }
-        if self.stream.is_end_stream() {
-            self.open = None;
-        }
-        Poll::Ready(frame)
-    }
-}
-
-impl H2Body {
-    /// A response's body on a shared connection. `given_up` hears of it if it is dropped before its end.
-    pub(crate) fn new(stream: h2::RecvStream, permit: StreamPermit, given_up: Option<oneshot::Sender<()>>) -> Self {
-        Self { stream, permit, request: given_up.map(|given_up| Rest(Some(given_up))) }
-    }
-
-    /// The response is whole: its server may still want the request.
-    fn end(&mut self) {
-        if let Some(mut request) = self.request.take() {
-            request.0 = None;
-        }
-    }
-
-    fn poll_inner(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match poll_h2(&mut self.stream, cx) {
-            // A peer that needs no more of our request says so after its response, which is complete.
-            Poll::Ready(Some(Err(BodyError::H2(error))))
-                if error.is_reset() && error.reason() == Some(h2::Reason::NO_ERROR) =>
-            {
-                self.end();
-                Poll::Ready(None)
-            }
-            Poll::Ready(Some(Err(BodyError::H2(error)))) if self.permit.is_own_bound(&error) => {
-                Poll::Ready(Some(Err(BodyError::Unread(Box::new(error.into())))))
-            }
-            polled => {
-                self.permit.set_unread(matches!(polled, Poll::Ready(Some(Ok(_)))) && !self.stream.is_end_stream());
-                if matches!(polled, Poll::Ready(None)) || self.stream.is_end_stream() {
-                    self.end();
-                }
-                polled
-            }
-        }
-    }
 }
 
 impl Body {
@@ -259,20 +170,6 @@ impl Body {
     }
 }
 
-fn poll_h2(stream: &mut h2::RecvStream, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-    match ready!(stream.poll_data(cx)) {
-        Some(Ok(bytes)) => {
-            stream.flow_control().release_capacity(bytes.len())?;
-            Poll::Ready(Some(Ok(Frame::data(bytes))))
-        }
-        Some(Err(error)) => Poll::Ready(Some(Err(error.into()))),
-        None => Poll::Ready(ready!(stream.poll_trailers(cx))?.map(|mut trailers| {
-            remove_mesh_headers(&mut trailers);
-            Ok(Frame::trailers(trailers))
-        })),
-    }
-}
-
 impl HttpBody for Body {
     type Data = Bytes;
     type Error = BodyError;
@@ -289,9 +186,9 @@ impl HttpBody for Body {
             #[cfg(test)]
             Self::Channel(_) => false,
             Self::Incoming(body) => body.is_end_stream(),
-            Self::H2Request(body) => body.stream.is_end_stream(),
+            Self::H2Request(body) => body.is_end_stream(),
             Self::Counted(body) => body.body.is_end_stream(),
-            Self::H2(body) => body.stream.is_end_stream(),
+            Self::H2(body) => body.is_end_stream(),
             Self::Replay(body) => body.is_end_stream_inner(),
             Self::Reporting(body) => body.body.is_end_stream(),
             Self::Timed(body) => body.is_end_stream(),
@@ -314,8 +211,8 @@ impl HttpBody for Body {
             Self::Timed(body) => body.size_hint(),
             Self::Peeked(body) => body.size_hint(),
             Self::Boxed(body) => body.size_hint(),
-            Self::H2Request(body) => body.left.map_or_else(SizeHint::default, SizeHint::with_exact),
-            Self::H2(body) if body.stream.is_end_stream() => SizeHint::with_exact(0),
+            Self::H2Request(body) => body.size_hint(),
+            Self::H2(body) if body.is_end_stream() => SizeHint::with_exact(0),
             Self::H2(_) => SizeHint::default(),
         }
     }

@@ -113,8 +113,8 @@ pub(crate) async fn send_over(
         Err(error) => return Err(failed(again, error, &permit, response.stream_id().as_u32() == FIRST_STREAM)),
     };
     let Some(mut pump) = pump else { return Ok(response.map(|body| H2Body::new(body, permit, None))) };
-    // The answer began before the request ended. Both continue independently, because either may wait for the other. But
-    // an answer that is given up is no reason to wait for the server to read the request.
+    // The answer began before the request ended. Both continue independently, because either may wait for the other.
+    // But when the answer is given up, the server need not read the rest.
     let (given_up, is_given_up) = oneshot::channel();
     tokio::spawn(async move {
         tokio::select! {
@@ -125,14 +125,14 @@ pub(crate) async fn send_over(
     Ok(response.map(|body| H2Body::new(body, permit, Some(given_up))))
 }
 
+/// A request whose head was sent: its response, and what sends its body.
+type Begun = (ResponseFuture, Option<Pump<Body>>);
+
 /// A request to be sent again if the endpoint refuses it before processing it.
 type Repeatable = Option<(Box<Request<Body>>, Again)>;
 
 /// Sends the head, and what is needed to send the body and to repeat the request.
-fn begin(
-    sender: &mut SendRequest<Bytes>,
-    mut request: Box<Request<Body>>,
-) -> (Result<(ResponseFuture, Option<Pump<Body>>), ::h2::Error>, Repeatable) {
+fn begin(sender: &mut SendRequest<Bytes>, mut request: Box<Request<Body>>) -> (Result<Begun, ::h2::Error>, Repeatable) {
     // h2 expects HTTP/2 requests in absolute form. Without an authority there is none, and this version avoids its
     // refusal.
     *request.version_mut() = if request.uri().authority().is_some() { Version::HTTP_2 } else { Version::HTTP_11 };

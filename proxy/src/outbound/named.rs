@@ -51,8 +51,8 @@ impl Outbound {
 }
 
 impl Named {
-    /// Sends a request to an endpoint; `informational` passes on what comes before the response. Returns the tunnel that
-    /// it opens, too.
+    /// Sends a request to an endpoint; `informational` passes on what comes before the response. Returns the tunnel
+    /// that it opens, too.
     pub(crate) async fn send(
         &self,
         request: Request<Body>,

@@ -12,7 +12,6 @@ mod fidelity;
 mod floods;
 mod gateway;
 mod identity;
-mod informational;
 mod ingress;
 mod log;
 mod metrics;

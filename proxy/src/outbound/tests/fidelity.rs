@@ -3,6 +3,8 @@
 //!
 //! Everything is looked at as bytes, with one proxy and through two.
 
+mod informational;
+
 use super::{
     pair::{echo, in_front_of},
     raw::{RawApplication, read_head},

@@ -7,17 +7,13 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::mpsc,
 };
-use weft_proto::linkerd::{
-    http_route::HttpFailureInjector,
-    outbound::http_route::{self, Retry},
-};
+use weft_proto::linkerd::outbound::http_route::Retry;
 
 use super::{
-    fidelity::ways,
     resilience::{Act, Script, backoff, changed, ejecting, metric, retry},
     *,
 };
-use crate::http::frames::{frame, head, next_frame, preface, stream};
+use crate::http::frames::{frame, next_frame};
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
@@ -549,70 +545,4 @@ async fn a_drain_takes_no_connections_and_lets_http2_finish() {
     drop(body);
     connection.await.unwrap().unwrap();
     assert!(drained.await.unwrap());
-}
-
-#[tokio::test]
-async fn a_client_that_leaves_is_noticed_by_a_server_that_reads_no_more_of_its_request() {
-    let (is_full, is_noticed) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
-    let (full, noticed) = (Arc::clone(&is_full), Arc::clone(&is_noticed));
-    let app = serve_each(move |stream| {
-        let (is_full, is_noticed) = (Arc::clone(&full), Arc::clone(&noticed));
-        async move {
-            let mut server = server::handshake(stream).await.unwrap();
-            let (request, mut respond) = server.accept().await.unwrap().unwrap();
-            let mut unread = request.into_body();
-            let mut stream = respond.send_response(Response::new(()), false).unwrap();
-            let left = async {
-                while unread.flow_control().used_capacity() < 65_535 {
-                    tokio::time::sleep(Duration::from_millis(1)).await;
-                }
-                is_full.notify_one();
-                std::future::poll_fn(|cx| stream.poll_reset(cx)).await
-            };
-            tokio::select! {
-                _ = server.accept() => panic!("the connection ends"),
-                reason = left => assert_eq!(reason.unwrap(), Reason::CANCEL),
-            }
-            is_noticed.notify_one();
-        }
-    })
-    .await;
-    for (way, proxy) in ways(app).await {
-        let mut sender = client(&proxy).await;
-        let (response, mut body) = sender.send_request(request(), false).unwrap();
-        let response = response.await.unwrap();
-        // More than all windows on the way.
-        body.send_data(vec![0; 1 << 20].into(), false).unwrap();
-        is_full.notified().await;
-        body.send_reset(Reason::CANCEL);
-        drop(response);
-        let noticed = tokio::time::timeout(Duration::from_secs(20), is_noticed.notified()).await;
-        assert!(noticed.is_ok(), "{way}: the server is left to wait");
-    }
-}
-
-#[tokio::test]
-async fn uploads_that_are_refused_early_end_no_other_request_on_their_connection() {
-    let injector = HttpFailureInjector { status: 403, message: "refused".into(), ratio: None };
-    let refusal = http_route::Filter { kind: Some(http_route::filter::Kind::FailureInjector(injector)) };
-    let control = Control::default();
-    let service = "10.1.7.2:80".parse().unwrap();
-    control.policies.lock().insert(service, policy(SERVICE, vec![refusal]));
-    let proxy = Proxy::start(service, control).await;
-    let mut connection = proxy.connect().await;
-    connection.write_all(&preface()).await.unwrap();
-    for batch in 0..14 {
-        let ids: Vec<_> = (batch * 100..(batch + 1) * 100).map(stream).collect();
-        let heads = ids.iter().flat_map(|id| frame(HEADERS, END_HEADERS, *id, &head(0x83, "/")));
-        connection.write_all(&heads.collect::<Vec<_>>()).await.unwrap();
-        let mut answered = 0;
-        while answered < ids.len() {
-            let received = next_frame(&mut connection).await.expect("the connection ends");
-            assert_ne!(received.kind, GOAWAY, "after {batch} batches: {}", received.payload.escape_ascii());
-            answered += usize::from(received.kind == HEADERS);
-        }
-        // What was on its way when the refusal was sent.
-        let late = ids.iter().flat_map(|id| frame(DATA, 0, *id, b"x").repeat(3));
-        connection.write_all(&late.collect::<Vec<_>>()).await.unwrap();
-    }
 }

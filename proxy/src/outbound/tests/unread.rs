@@ -1,8 +1,12 @@
-//! Responses that their clients do not read, and requests that their servers do not.
+//! Responses that their clients do not read, and requests that their servers do not, or not to their end.
 
 use std::sync::atomic::AtomicUsize;
 
+use ::h2::Reason;
+use weft_proto::linkerd::http_route::HttpFailureInjector;
+
 use super::{
+    fidelity::ways,
     resilience::{changed, ejecting, metric, response_timeout},
     *,
 };
@@ -274,5 +278,77 @@ async fn small_messages_that_an_application_does_not_read_do_not_end_another_req
         }
         all_read(&mut client).await;
         assert_eq!(ask(&mut client, stream(STALLED)).await, OK, "{side}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_is_noticed_by_a_server_that_reads_no_more_of_its_request() {
+    let (is_full, is_noticed) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
+    let (full, noticed) = (Arc::clone(&is_full), Arc::clone(&is_noticed));
+    let app = serve_each(move |stream| {
+        let (is_full, is_noticed) = (Arc::clone(&full), Arc::clone(&noticed));
+        async move {
+            let mut server = ::h2::server::handshake(stream).await.unwrap();
+            let (request, mut respond) = server.accept().await.unwrap().unwrap();
+            let mut unread = request.into_body();
+            let mut stream = respond.send_response(Response::new(()), false).unwrap();
+            let left = async {
+                while unread.flow_control().used_capacity() < 65_535 {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                is_full.notify_one();
+                std::future::poll_fn(|cx| stream.poll_reset(cx)).await
+            };
+            tokio::select! {
+                _ = server.accept() => panic!("the connection ends"),
+                reason = left => assert_eq!(reason.unwrap(), Reason::CANCEL),
+            }
+            is_noticed.notify_one();
+        }
+    })
+    .await;
+    for (way, proxy) in ways(app).await {
+        let (mut sender, connection) = ::h2::client::handshake(proxy.connect().await).await.unwrap();
+        tokio::spawn(connection);
+        let request = Request::post("http://server.demo/").body(()).unwrap();
+        let (response, mut body) = sender.send_request(request, false).unwrap();
+        let response = response.await.unwrap();
+        // More than all windows on the way.
+        body.send_data(vec![0; 1 << 20].into(), false).unwrap();
+        is_full.notified().await;
+        body.send_reset(Reason::CANCEL);
+        drop(response);
+        let noticed = tokio::time::timeout(Duration::from_secs(20), is_noticed.notified()).await;
+        assert!(noticed.is_ok(), "{way}: the server is left to wait");
+    }
+}
+
+#[tokio::test]
+async fn uploads_that_are_refused_early_end_no_other_request_on_their_connection() {
+    const DATA: u8 = 0;
+    const HEADERS: u8 = 1;
+    const GOAWAY: u8 = 7;
+    const END_HEADERS: u8 = 4;
+    let injector = HttpFailureInjector { status: 403, message: "refused".into(), ratio: None };
+    let refusal = http_route::Filter { kind: Some(http_route::filter::Kind::FailureInjector(injector)) };
+    let control = Control::default();
+    let service = "10.1.7.2:80".parse().unwrap();
+    control.policies.lock().insert(service, policy(SERVICE, vec![refusal]));
+    let proxy = Proxy::start(service, control).await;
+    let mut connection = proxy.connect().await;
+    connection.write_all(&preface()).await.unwrap();
+    for batch in 0..14 {
+        let ids: Vec<_> = (batch * 100..(batch + 1) * 100).map(stream).collect();
+        let heads = ids.iter().flat_map(|id| frame(HEADERS, END_HEADERS, *id, &head(0x83, "/")));
+        connection.write_all(&heads.collect::<Vec<_>>()).await.unwrap();
+        let mut answered = 0;
+        while answered < ids.len() {
+            let received = next_frame(&mut connection).await.expect("the connection ends");
+            assert_ne!(received.kind, GOAWAY, "after {batch} batches: {}", received.payload.escape_ascii());
+            answered += usize::from(received.kind == HEADERS);
+        }
+        // What was on its way when the refusal was sent.
+        let late = ids.iter().flat_map(|id| frame(DATA, 0, *id, b"x").repeat(3));
+        connection.write_all(&late.collect::<Vec<_>>()).await.unwrap();
     }
 }

@@ -5,9 +5,11 @@ use std::sync::Mutex as StdMutex;
 use tokio::sync::Notify;
 
 use super::{
-    fidelity::ways,
-    raw::{RawApplication, read_head},
-    *,
+    super::{
+        raw::{RawApplication, read_head},
+        *,
+    },
+    ways,
 };
 
 const HINTS: &str = "HTTP/1.1 103 Early Hints\r\nlink: </a.css>\r\n\r\n";
