@@ -162,7 +162,7 @@ fn grpc_interoperability_cases_pass_between_foreign_programs() {
 /// Runs h2spec in a pod, and returns the names of the cases that failed.
 async fn h2spec(mesh: &Mesh, namespace: &str, app: &str) -> Vec<String> {
     let pod = mesh.pod_of(namespace, app).await.unwrap();
-    let command = ["h2spec", "--strict", "--host", "web.shop", "--port", "80", "--timeout", "2"];
+    let command = ["h2spec", "--strict", "--host", "web.shop", "--port", "80", "--timeout", "6"];
     let output = mesh.exec(namespace, &pod, &command).await.unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(text.contains("146 tests, ") && text.contains(" 0 skipped"), "{text}");
