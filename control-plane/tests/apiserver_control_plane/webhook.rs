@@ -371,7 +371,11 @@ async fn certificates_are_renewed_under_requests_without_a_failure() {
         let (mut requests, mut certificates) = (0, vec![first]);
         let deadline = Instant::now() + Duration::from_secs(120);
         // Three generations: two change-overs, the second of which drops the first authority.
-        while certificates.len() < 3 || replicas.iter().any(|one| one.lines("serving certificate").len() < 3) {
+        // However slow the machine is, enough requests see them.
+        let is_over = |requests: i32, certificates: usize| {
+            requests > 50 && certificates >= 3 && replicas.iter().all(|one| one.lines("serving certificate").len() >= 3)
+        };
+        while !is_over(requests, certificates.len()) {
             assert!(Instant::now() < deadline, "no rotation in time");
             if let Err(error) = profiles.create(&dry_run(), &profile(json!({}))).await {
                 panic!("request {requests} failed after {} certificates: {error}", certificates.len());
@@ -382,7 +386,6 @@ async fn certificates_are_renewed_under_requests_without_a_failure() {
                 certificates.push(now);
             }
         }
-        assert!(requests > 50, "{requests} requests");
         let generated: usize = replicas.iter().map(|one| one.lines("certificate generated").len()).sum();
         assert!(generated <= certificates.len() + 1, "{generated} written, {} seen", certificates.len());
     })
