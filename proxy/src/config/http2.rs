@@ -17,6 +17,12 @@ const CONNECTION_WINDOW: u32 = 16 << 20;
 /// whose readers are slow, or for the 256 streams of a connection with messages of 128 bytes. h2's default is half the
 /// connection's window, 8 MiB, which 11 such streams use up. More would let a few clients fill a small pod's memory.
 pub(crate) const SMALL_FRAMES: usize = 16 << 20;
+/// Streams of a connection that were reset and whose late frames are ignored for a second: four times the 256 that a
+/// proxy of ours puts on one. h2's default is 50, fewer than one client may leave, or have refused, at once.
+pub(crate) const RESET_STREAMS: usize = 4 * 256;
+/// Frames of forgotten streams, and malformed requests, in the life of a connection, beyond which h2 ends it. h2's
+/// default is 1,024, which such clients use up in time. A bound is needed because each is answered from memory.
+pub(crate) const LATE_FRAMES: usize = 16 * 1024;
 /// The largest window (RFC 9113 section 6.9.1).
 const MAX_WINDOW: u32 = (1 << 31) - 1;
 

@@ -256,7 +256,7 @@ pub(super) const GROUPS: &[Group] = &[
             Variable::new(
                 "INBOUND_SERVER_HTTP2_INITIAL_CONNECTION_WINDOW_SIZE",
                 "`HTTP2_INITIAL_CONNECTION_WINDOW_SIZE`, or 1048576",
-                "bytes in flight of one connection; if not set, doubled with its streams up to 33554432, within 134217728 of all",
+                "bytes in flight of one connection; if not set, doubled with its uploads up to 33554432, within 134217728 of all",
             ),
             Variable::new(
                 "INBOUND_SERVER_HTTP2_ADAPTIVE_FLOW_CONTROL",
@@ -338,7 +338,7 @@ pub(super) const GROUPS: &[Group] = &[
             Variable::new(
                 "OUTBOUND_SERVER_HTTP2_INITIAL_CONNECTION_WINDOW_SIZE",
                 "`HTTP2_INITIAL_CONNECTION_WINDOW_SIZE`, or 1048576",
-                "bytes in flight of one connection; if not set, doubled with its streams up to 33554432, within 134217728 of all",
+                "bytes in flight of one connection; if not set, doubled with its uploads up to 33554432, within 134217728 of all",
             ),
             Variable::new(
                 "OUTBOUND_SERVER_HTTP2_ADAPTIVE_FLOW_CONTROL",

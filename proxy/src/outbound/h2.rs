@@ -21,7 +21,7 @@ use super::{
     endpoint::{ConnectError, Endpoint, Unprocessed},
 };
 use crate::{
-    config::{Http2Config, SMALL_FRAMES},
+    config::{Http2Config, LATE_FRAMES, RESET_STREAMS, SMALL_FRAMES},
     discover::endpoint::Pings,
     http::{
         body::{Again, Body, H2Body},
@@ -37,12 +37,6 @@ use crate::{
 
 /// The most bytes of a request body that one stream buffers: hyper's number.
 const SEND_BUFFER: usize = 1024 * 1024;
-/// Streams that were reset and whose late frames are ignored for a second: four times the 256 of a connection. h2's
-/// default is 50, fewer than one client may leave at once.
-const RESET_STREAMS: usize = 4 * 256;
-/// Frames of forgotten streams in the life of a connection, beyond which h2 ends it. h2's default is 1,024, which
-/// clients that leave use up in time. A bound is needed because each frame is answered from memory.
-const LATE_FRAMES: usize = 16 * 1024;
 /// The number of a connection's first request (RFC 9113 section 5.1.1).
 const FIRST_STREAM: u32 = 1;
 /// The most streams at once before another proxy has announced its limit.

@@ -67,7 +67,7 @@ use crate::{
     transport_header::SessionProtocol,
 };
 
-use fake::{Call, Control, Instead, Peer, add, endpoint, fails_fast, forbidden, policy, wait_for_endpoints};
+use fake::{Call, Control, Instead, Peer, add, endpoint, failing, fails_fast, forbidden, policy, wait_for_endpoints};
 
 const SERVER: &str = "server.demo.serviceaccount.identity.linkerd.cluster.local";
 const SERVICE: &str = "server.demo.svc.cluster.local:80";
@@ -556,11 +556,9 @@ async fn a_required_identity_has_to_be_the_endpoints() {
 
 #[tokio::test]
 async fn policy_can_fail_requests_and_forbid_connections() {
-    use weft_proto::linkerd::http_route::HttpFailureInjector;
     let (service, closed) = ("10.1.1.6:80".parse().unwrap(), "10.1.1.7:81".parse().unwrap());
     let control = Control::default();
-    let injector = HttpFailureInjector { status: 403, message: "traffic not allowed".into(), ratio: None };
-    let filter = http_route::Filter { kind: Some(http_route::filter::Kind::FailureInjector(injector)) };
+    let filter = failing(403, "traffic not allowed");
     control.policies.lock().insert(service, policy(SERVICE, vec![filter]));
     control.policies.lock().insert(closed, forbidden());
     let proxy = Proxy::start(service, control.clone()).await;

@@ -1,13 +1,11 @@
 //! Why a body ended early, and the labels and answers for it.
 
-use std::error::Error as _;
-
 use crate::{http::respond::Failure, request::deadlines::Expired};
 
 /// Why a body ended early.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BodyError {
-    /// hyper could not read it.
+    /// hyper could not read it, over HTTP/1.
     #[error("read the body")]
     Hyper(#[from] hyper::Error),
     /// The HTTP/2 stream was reset or its connection failed.
@@ -40,10 +38,7 @@ impl BodyError {
         match self {
             Self::Expired(expired) => Failure::Timeout(*expired).status_label(),
             Self::H2(error) => reset_label(error),
-            Self::Hyper(error) => match error.source().and_then(|source| source.downcast_ref()) {
-                Some(error) => reset_label(error),
-                None => "IO",
-            },
+            Self::Hyper(_) => "IO",
             Self::Unread(error) => error.status_label(),
             Self::Superseded => "UNKNOWN",
         }
@@ -54,12 +49,8 @@ impl BodyError {
         match self {
             Self::Expired(_) => TIMEOUT,
             Self::H2(error) => response_reset_label(error),
-            Self::Hyper(error) => match error.source().and_then(|source| source.downcast_ref()) {
-                Some(error) => response_reset_label(error),
-                None => UNCLASSIFIED,
-            },
             Self::Unread(error) => error.response_label(),
-            Self::Superseded => UNCLASSIFIED,
+            Self::Hyper(_) | Self::Superseded => UNCLASSIFIED,
         }
     }
 

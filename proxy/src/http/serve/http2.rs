@@ -8,7 +8,6 @@ mod pings;
 mod window;
 
 use std::{
-    error::Error as _,
     future::poll_fn,
     pin::{Pin, pin},
     sync::Arc,
@@ -28,7 +27,7 @@ use weft_runtime::drain;
 
 use super::{Closing, MAX_HEADER_LIST_BYTES, Reset, ServeError, ServerSettings};
 use crate::{
-    config::{Http2ServerConfig, SMALL_FRAMES},
+    config::{Http2ServerConfig, LATE_FRAMES, RESET_STREAMS, SMALL_FRAMES},
     http::{
         body::{Body, H2Request, Observed, Observer, error::BodyError},
         headers::strip_for_http2,
@@ -44,12 +43,6 @@ pub(crate) use window::WindowBudget;
 
 /// The most bytes of a response that one stream buffers, unless the settings say otherwise: hyper's number.
 const SEND_BUFFER: usize = 400 * 1024;
-/// Streams that were reset and whose late frames are ignored for a second: as many as on connections to endpoints. h2's
-/// default is 50, fewer than one client may send uploads that are refused.
-const RESET_STREAMS: usize = 1024;
-/// Frames of forgotten streams, and malformed requests, in the life of a connection, beyond which h2 ends it. hyper has
-/// 1,024, which such a client uses up in time. A bound is needed because each is answered from memory.
-const LATE_FRAMES: usize = 16 * 1024;
 
 /// A client's connection, and what answers its requests.
 struct Connection<'a, S, A> {
@@ -236,7 +229,6 @@ where
 
 /// The reason with which the server reset the stream of a response, for the client.
 fn reason(error: &BodyError) -> Reason {
-    let sources = std::iter::successors(error.source(), |error| (*error).source());
-    let reset = sources.filter_map(|error| error.downcast_ref::<::h2::Error>()).next();
-    reset.and_then(::h2::Error::reason).unwrap_or(Reason::INTERNAL_ERROR)
+    let reset = if let BodyError::H2(error) = error { error.reason() } else { None };
+    reset.unwrap_or(Reason::INTERNAL_ERROR)
 }

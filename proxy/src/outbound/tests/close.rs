@@ -71,11 +71,9 @@ async fn a_fatal_error_ends_an_http2_connection_when_its_requests_are_answered()
 
 #[tokio::test]
 async fn an_answer_of_policy_ends_no_connection() {
-    use weft_proto::linkerd::http_route::HttpFailureInjector;
     let service = "10.1.5.1:80".parse().unwrap();
     let control = Control::default();
-    let injector = HttpFailureInjector { status: 403, message: "traffic not allowed".into(), ratio: None };
-    let filter = http_route::Filter { kind: Some(http_route::filter::Kind::FailureInjector(injector)) };
+    let filter = failing(403, "traffic not allowed");
     control.policies.lock().insert(service, policy(SERVICE, vec![filter]));
     let proxy = Proxy::start(service, control).await;
     let (sender, connection) = http2(&proxy).await;

@@ -25,6 +25,7 @@ use weft_proto::linkerd::{
         tls_identity::{DnsLikeIdentity, Strategy},
         update,
     },
+    http_route::HttpFailureInjector,
     outbound::{
         self, OutboundPolicy, TrafficSpec,
         outbound_policies_server::{OutboundPolicies, OutboundPoliciesServer},
@@ -332,6 +333,13 @@ pub(crate) fn detecting(http: outbound::HttpRoute, opaque: outbound::OpaqueRoute
 /// A policy that detects protocols and distributes everything in the same way.
 pub(crate) fn distributing(over: &Over) -> OutboundPolicy {
     detecting(http_route(over, Vec::new()), opaque_route(over))
+}
+
+/// A filter that answers every request with a failure.
+pub(crate) fn failing(status: u32, message: &str) -> outbound::http_route::Filter {
+    use outbound::http_route::{Filter, filter};
+    let injector = HttpFailureInjector { status, message: message.to_owned(), ratio: None };
+    Filter { kind: Some(filter::Kind::FailureInjector(injector)) }
 }
 
 /// A policy that detects protocols and balances everything over one service, with filters on HTTP.

@@ -11,7 +11,6 @@ use super::{
     resilience::Script,
     *,
 };
-use weft_proto::linkerd::{http_route::HttpFailureInjector, outbound::http_route};
 
 /// The application's proxies, one and two.
 pub(super) async fn ways(app: SocketAddr) -> [(&'static str, Proxy); 2] {
@@ -149,8 +148,7 @@ async fn an_answer_to_connect_says_nothing_about_a_body() {
 
 #[tokio::test]
 async fn a_body_that_waits_for_100_continue_is_asked_for_only_if_it_is_wanted() {
-    let injector = HttpFailureInjector { status: 403, message: "refused".into(), ratio: None };
-    let refusal = http_route::Filter { kind: Some(http_route::filter::Kind::FailureInjector(injector)) };
+    let refusal = failing(403, "refused");
     // It answers when it has read the body.
     let app = Script::default().listen().await;
     for (filters, expected) in [(vec![refusal], "HTTP/1.1 403 Forbidden\r\n"), (vec![], "HTTP/1.1 100 Continue\r\n")] {

@@ -5,7 +5,6 @@ use crate::{
     http::respond::{Failure, RequestKind},
     testing::{INJECTORS_FILTER, Lines},
 };
-use weft_proto::linkerd::{http_route::HttpFailureInjector, outbound::http_route};
 
 #[tokio::test]
 async fn fail_fast_its_end_and_requests_that_fail_are_logged_at_info() {
@@ -74,9 +73,7 @@ async fn an_endpoint_that_refuses_connections_is_a_warning_once_for_each_pause()
 async fn answers_of_policy_and_clients_that_leave_are_not_logged() {
     let lines = Lines::default();
     let _guard = lines.of_this_thread(INJECTORS_FILTER);
-    let injector = HttpFailureInjector { status: 418, message: "injected".into(), ratio: None };
-    let kind = Some(http_route::filter::Kind::FailureInjector(injector));
-    for of in [policy(SERVICE, vec![http_route::Filter { kind }]), forbidden()] {
+    for of in [policy(SERVICE, vec![failing(418, "injected")]), forbidden()] {
         let is_forbidden = of == forbidden();
         let control = Control::default();
         let service = "10.1.6.3:80".parse().unwrap();

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use weft_proto::linkerd::{
-    http_route::{HttpFailureInjector, Timeouts},
+    http_route::Timeouts,
     meta::{Metadata, Resource, metadata},
     outbound::{OutboundPolicy, TlsRoute, grpc_route, http_route::Retry, opaque_route, proxy_protocol, tls_route},
     tls_route::{SniMatch, sni_match},
@@ -260,8 +260,7 @@ async fn timeouts_of_attempts_resets_and_answers_of_policy_are_told_apart() {
     .await;
 
     // A filter of the route answers: no backend sees the request.
-    let injector = HttpFailureInjector { status: 418, message: "tea".into(), ratio: None };
-    let filter = http_route::Filter { kind: Some(http_route::filter::Kind::FailureInjector(injector)) };
+    let filter = failing(418, "tea");
     let proxy = self::proxy(named(policy(SERVICE, vec![filter])), &[&script], |_| {}).await;
     assert_eq!(read(proxy.get("/").await).await, 418);
     let route = format!(r#"{PARENT},{ROUTE},hostname="""#);

@@ -3,7 +3,6 @@
 use std::sync::atomic::AtomicUsize;
 
 use ::h2::Reason;
-use weft_proto::linkerd::http_route::HttpFailureInjector;
 
 use super::{
     fidelity::ways,
@@ -286,7 +285,7 @@ async fn a_client_that_leaves_is_noticed_by_a_server_that_reads_no_more_of_its_r
     let (is_full, is_noticed) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
     let (full, noticed) = (Arc::clone(&is_full), Arc::clone(&is_noticed));
     let app = serve_each(move |stream| {
-        let (is_full, is_noticed) = (Arc::clone(&full), Arc::clone(&noticed));
+        let (filled, is_noticed) = (Arc::clone(&full), Arc::clone(&noticed));
         async move {
             let mut server = ::h2::server::handshake(stream).await.unwrap();
             let (request, mut respond) = server.accept().await.unwrap().unwrap();
@@ -294,9 +293,9 @@ async fn a_client_that_leaves_is_noticed_by_a_server_that_reads_no_more_of_its_r
             let mut stream = respond.send_response(Response::new(()), false).unwrap();
             let left = async {
                 while unread.flow_control().used_capacity() < 65_535 {
-                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    tokio::task::yield_now().await;
                 }
-                is_full.notify_one();
+                filled.notify_one();
                 std::future::poll_fn(|cx| stream.poll_reset(cx)).await
             };
             tokio::select! {
@@ -329,8 +328,7 @@ async fn uploads_that_are_refused_early_end_no_other_request_on_their_connection
     const HEADERS: u8 = 1;
     const GOAWAY: u8 = 7;
     const END_HEADERS: u8 = 4;
-    let injector = HttpFailureInjector { status: 403, message: "refused".into(), ratio: None };
-    let refusal = http_route::Filter { kind: Some(http_route::filter::Kind::FailureInjector(injector)) };
+    let refusal = failing(403, "refused");
     let control = Control::default();
     let service = "10.1.7.2:80".parse().unwrap();
     control.policies.lock().insert(service, policy(SERVICE, vec![refusal]));

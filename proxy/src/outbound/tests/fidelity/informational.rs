@@ -1,7 +1,6 @@
 //! Informational responses (1xx): clients get them before the response, in order, and not without bound.
 
-use std::sync::Mutex as StdMutex;
-
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::{
@@ -140,7 +139,7 @@ async fn of_many_a_few_are_passed_on_and_the_response_is_whole() {
 
 #[tokio::test]
 async fn a_client_of_http2_may_wait_for_its_servers_100() {
-    let bodies = Arc::<StdMutex<Vec<Bytes>>>::default();
+    let bodies = Arc::<Mutex<Vec<Bytes>>>::default();
     let received = Arc::clone(&bodies);
     let app = serve_each(move |stream| {
         let bodies = Arc::clone(&received);
@@ -152,7 +151,7 @@ async fn a_client_of_http2_may_wait_for_its_servers_100() {
                     assert_eq!(request.headers()["expect"], "100-continue");
                     respond.send_informational(Response::builder().status(100).body(()).unwrap()).unwrap();
                     let body = request.into_body().data().await.unwrap().unwrap();
-                    bodies.lock().unwrap().push(body);
+                    bodies.lock().push(body);
                     respond.send_response(Response::new(()), true).unwrap();
                 });
             }
@@ -168,6 +167,6 @@ async fn a_client_of_http2_may_wait_for_its_servers_100() {
         assert_eq!(informational.status(), StatusCode::CONTINUE, "{way}");
         body.send_data(Bytes::from_static(b"wanted"), true).unwrap();
         assert_eq!(response.await.unwrap().status(), StatusCode::OK, "{way}");
-        assert_eq!(bodies.lock().unwrap().pop().unwrap(), "wanted", "{way}");
+        assert_eq!(bodies.lock().pop().unwrap(), "wanted", "{way}");
     }
 }
