@@ -5,7 +5,7 @@
 
 use std::{collections::HashMap, num::NonZeroU32, sync::Arc, time::Duration};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 use weft_tls::identity::Identity;
 
@@ -49,6 +49,12 @@ struct Cell {
     due: Mutex<Option<Instant>>,
 }
 
+/// Room for one request in a limit, which stays locked until the request takes the room or is refused.
+struct Room<'a> {
+    due: MutexGuard<'a, Option<Instant>>,
+    next: Instant,
+}
+
 impl RateLimit {
     /// Creates a limit without state; absent rates do not limit.
     pub(crate) fn new(
@@ -61,11 +67,11 @@ impl RateLimit {
         Self { meta, total, per_identity, overrides, clients: Mutex::new(HashMap::new()) }
     }
 
-    /// Allows a request or returns the scope of the limit that it exceeds.
+    /// Allows a request or returns the scope of the limit that it exceeds; a request that exceeds both limits exceeds
+    /// the total, as with Linkerd. A refused request takes from neither limit, so that a client beyond its own rate
+    /// leaves the total to others; with Linkerd's proxy it uses up the total.
     pub(crate) fn check(&self, identity: Option<&Identity>, now: Instant) -> Result<(), Scope> {
-        if self.total.as_ref().is_some_and(|cell| !cell.take(now)) {
-            return Err(Scope::Total);
-        }
+        let total = self.total.as_ref().map(|cell| cell.room(now).ok_or(Scope::Total)).transpose()?;
         let own = identity.and_then(|identity| {
             self.overrides.iter().find(|over| over.identities.iter().any(|name| **name == *identity.as_str()))
         });
@@ -74,7 +80,13 @@ impl RateLimit {
             (None, Some(rate)) => self.take_for_client(identity, rate, now),
             (None, None) => true,
         };
-        if passes { Ok(()) } else { Err(Scope::Identity) }
+        if !passes {
+            return Err(Scope::Identity);
+        }
+        if let Some(room) = total {
+            room.take();
+        }
+        Ok(())
     }
 
     /// Clients without identity share one limit.
@@ -116,15 +128,20 @@ impl Cell {
         Self { rate, due: Mutex::new(None) }
     }
 
+    fn room(&self, now: Instant) -> Option<Room<'_>> {
+        let due = self.due.lock();
+        let next = advance(*due, self.rate, now)?;
+        Some(Room { due, next })
+    }
+
     fn take(&self, now: Instant) -> bool {
-        let mut due = self.due.lock();
-        match advance(*due, self.rate, now) {
-            Some(next) => {
-                *due = Some(next);
-                true
-            }
-            None => false,
-        }
+        self.room(now).map(Room::take).is_some()
+    }
+}
+
+impl Room<'_> {
+    fn take(mut self) {
+        *self.due = Some(self.next);
     }
 }
 
@@ -168,5 +185,33 @@ mod tests {
         assert!(limit.check(None, now).is_ok());
         assert!(limit.check(None, now).is_err());
         assert_eq!((0..9).filter(|_| limit.check(Some(&big), now).is_ok()).count(), 3);
+    }
+
+    #[test]
+    fn a_client_beyond_its_rate_leaves_the_total_to_others() {
+        let limit = limit(10, 2, vec![Override::new(vec!["slow.demo".into()], rate(1).unwrap())]);
+        let now = Instant::now();
+        let passed = |name: &str| {
+            let identity = name.parse().unwrap();
+            (0..100).filter(|_| limit.check(Some(&identity), now).is_ok()).count()
+        };
+        assert_eq!([passed("greedy.demo"), passed("slow.demo")], [2, 1]);
+        assert_eq!(["a.demo", "b.demo", "c.demo"].map(passed), [2; 3], "the total has room for seven more");
+        assert_eq!(passed("d.demo"), 1, "the last of the total");
+        let greedy = "greedy.demo".parse().unwrap();
+        assert_eq!(limit.check(Some(&greedy), now), Err(Scope::Total), "both are exceeded");
+    }
+
+    #[test]
+    fn a_request_beyond_the_total_takes_nothing_from_its_clients_rate() {
+        let limit = limit(10, 1, Vec::new());
+        let now = Instant::now();
+        for number in 0..10 {
+            let client = format!("client-{number}.demo").parse().unwrap();
+            assert!(limit.check(Some(&client), now).is_ok());
+        }
+        let late = "late.demo".parse().unwrap();
+        assert_eq!(limit.check(Some(&late), now), Err(Scope::Total));
+        assert!(limit.check(Some(&late), now + Duration::from_millis(100)).is_ok());
     }
 }
