@@ -3,8 +3,9 @@
 //!
 //! Bounded: each line is formatted by the worker that serves traffic, and lines that find the log's buffer full are
 //! lost, whatever they are about. Failures beyond a number a second are left to DEBUG and to the metrics; the next line
-//! says how many there were. Refuses to log answers of policy, which are not failures: lines about what is denied are
-//! written where it is, within a [`LineLimit`] of their own.
+//! says how many there were. Refuses to log answers of policy, which are not failures: lines about what is denied, and
+//! about what is allowed for an audit alone, are written where policy decides, each kind within a [`LineLimit`] of its
+//! own.
 
 use std::{error::Error, fmt, io, net::SocketAddr, time::Duration};
 
@@ -24,6 +25,8 @@ pub(crate) struct FailureLog {
     connections: LineLimit,
     /// Of lines about what policy denies.
     pub(crate) denials: LineLimit,
+    /// Of lines about what policy allows for an audit alone.
+    pub(crate) audits: LineLimit,
 }
 
 /// Limits lines to [`LINES`] in a [`WINDOW`].

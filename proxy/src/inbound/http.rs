@@ -273,9 +273,12 @@ impl HttpConnection {
                 let handles = self.counters.handles(self, policy, matched, authz, authority);
                 handles.allowed.1.inc();
                 if authz.is_audit() {
-                    tracing::info!(client.addr = %self.client.addr,
-                        client.id = self.client.identity().map(weft_tls::identity::Identity::as_str), orig_dst.addr = %self.target.addr,
-                        server = &*policy.meta.name, route = &*route.name, authz = &*authz.name, "Request allowed");
+                    self.inbound.failures.audits.write(|suppressed| {
+                        tracing::info!(client.addr = %self.client.addr,
+                            client.id = self.client.identity().map(weft_tls::identity::Identity::as_str),
+                            orig_dst.addr = %self.target.addr, server = &*policy.meta.name, route = &*route.name,
+                            authz = &*authz.name, suppressed, "Request allowed");
+                    });
                 }
                 Ok(handles)
             }

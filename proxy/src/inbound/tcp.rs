@@ -58,8 +58,11 @@ pub(super) fn admit<S>(
     };
     count(inbound, &metrics.inbound_tcp_allow, &known, Some(authz), client, target);
     if authz.is_audit() {
-        tracing::info!(client.addr = %client.addr, client.id = client.identity().map(weft_tls::identity::Identity::as_str),
-            orig_dst.addr = %target, server = &*known.meta.name, authz = &*authz.name, "Connection allowed");
+        inbound.failures.audits.write(|suppressed| {
+            tracing::info!(client.addr = %client.addr,
+                client.id = client.identity().map(weft_tls::identity::Identity::as_str), orig_dst.addr = %target,
+                server = &*known.meta.name, authz = &*authz.name, suppressed, "Connection allowed");
+        });
     }
     Ok(stream)
 }

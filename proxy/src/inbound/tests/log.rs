@@ -76,22 +76,57 @@ async fn a_request_that_its_client_gives_up_is_logged_at_debug() {
     assert_eq!(lines.text().matches("request given up").count(), 1, "one that is answered: {}", lines.text());
 }
 
-#[tokio::test]
-async fn a_flood_of_denied_requests_is_a_bounded_number_of_lines() {
-    let lines = Lines::default();
-    let _guard = lines.of_this_thread(INJECTORS_FILTER);
-    let world = World::new(http_app().await).await;
-    world.policies.publish(world.app.port(), detecting(vec![authz("nobody", only(&["nobody"]))]));
+/// Sends a hundred requests, which get `expected`; returns how many lines about them may be written meanwhile.
+async fn flood(world: &World, expected: StatusCode) -> u64 {
     let stream = TokioIo::new(world.connect(Via::Plain, Some(ELSEWHERE)).await);
     let (mut sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
     tokio::spawn(connection);
     let began = tokio::time::Instant::now();
     for _ in 0..100 {
         let request = Request::get("http://web.demo/").body(Full::<Bytes>::default()).unwrap();
-        assert_eq!(sender.send_request(request).await.unwrap().status(), StatusCode::FORBIDDEN);
+        assert_eq!(sender.send_request(request).await.unwrap().status(), expected);
+    }
+    20 * (1 + began.elapsed().as_secs())
+}
+
+#[tokio::test]
+async fn a_flood_of_denied_requests_is_a_bounded_number_of_lines() {
+    let lines = Lines::default();
+    let _guard = lines.of_this_thread(INJECTORS_FILTER);
+    let world = World::new(http_app().await).await;
+    world.policies.publish(world.app.port(), detecting(vec![authz("nobody", only(&["nobody"]))]));
+    let bound = flood(&world, StatusCode::FORBIDDEN).await;
+    let written = lines.text().matches("request denied").count() as u64;
+    assert!((20..=bound).contains(&written), "{written} lines, and not {bound}");
+}
+
+#[tokio::test]
+async fn a_flood_of_requests_allowed_for_an_audit_is_a_bounded_number_of_lines_and_hides_no_denial() {
+    let lines = Lines::default();
+    let _guard = lines.of_this_thread(INJECTORS_FILTER);
+    let written = |line: &str| lines.text().matches(line).count() as u64;
+    let world = World::new(http_app().await).await;
+    world.policies.publish(world.app.port(), detecting(vec![authz("audit", anybody())]));
+    let bound = flood(&world, StatusCode::OK).await;
+    let allowed = written("Request allowed");
+    assert!((20..=bound).contains(&allowed), "{allowed} lines, and not {bound}");
+    world.policies.publish(world.app.port(), detecting(vec![authz("nobody", only(&["nobody"]))]));
+    assert_eq!(world.get(Via::Plain, Some(ELSEWHERE), "/").await.0, StatusCode::FORBIDDEN);
+    assert_eq!(written("request denied"), 1, "{}", lines.text());
+}
+
+#[tokio::test]
+async fn a_flood_of_connections_allowed_for_an_audit_is_a_bounded_number_of_lines() {
+    let lines = Lines::default();
+    let _guard = lines.of_this_thread(INJECTORS_FILTER);
+    let world = World::new(banner_app().await).await;
+    world.policies.publish(world.app.port(), opaque(vec![authz("audit", anybody())]));
+    let began = tokio::time::Instant::now();
+    for _ in 0..50 {
+        expect_banner(&mut world.connect(Via::Plain, Some(ELSEWHERE)).await).await;
     }
     let bound = 20 * (1 + began.elapsed().as_secs());
-    let written = lines.text().matches("request denied").count() as u64;
+    let written = lines.text().matches("Connection allowed").count() as u64;
     assert!((20..=bound).contains(&written), "{written} lines, and not {bound}");
 }
 
