@@ -54,6 +54,9 @@ const IDENTITY_WARNING: Duration = Duration::from_secs(15);
 /// How long the last spans may take after the drain.
 const FLUSH: Duration = Duration::from_secs(1);
 
+/// The soft limit on open files of most systems, which counts if the limit cannot be raised.
+const USUAL_OPEN_FILES: u64 = 1024;
+
 /// Interval of looking for unused series.
 const EVICTION: Duration = Duration::from_secs(60);
 
@@ -62,6 +65,9 @@ struct Sockets {
     outbound: Vec<Vec<StdListener>>,
     /// The inbound listener of each worker.
     inbound: Vec<StdListener>,
+    /// The most connections of each of these listeners. Those of admin and tap have limits of their own, so that probes
+    /// are answered however many connections clients hold on the inbound side.
+    limit: usize,
     admin: StdListener,
     tap: Option<StdListener>,
 }
@@ -87,11 +93,12 @@ pub(crate) fn run(config: Config, unknown: &[String]) -> anyhow::Result<()> {
         let variables = unknown.join(", ");
         tracing::warn!(variables, "neither this proxy nor linkerd2-proxy has these settings: are they misspelt?");
     }
-    if let Err(error) = files::raise_limit() {
+    let open_files = files::raise_limit().unwrap_or_else(|error| {
         tracing::warn!(%error, "the limit on open files cannot be raised");
-    }
+        Some(USUAL_OPEN_FILES)
+    });
     let bootstrap = identity::Bootstrap::read(&config.identity)?;
-    let sockets = bind(&config)?;
+    let sockets = bind(&config, open_files)?;
     let access_log = config.access_log.map(|format| AccessLog::to(format, std::io::stderr()));
     let (access_log, access_lines) = access_log.unzip();
     let logs = Logs { log, access_log, access_lines };
@@ -99,8 +106,9 @@ pub(crate) fn run(config: Config, unknown: &[String]) -> anyhow::Result<()> {
     runtime.block_on(supervise(config, &logs, sockets, bootstrap))
 }
 
-/// Binds everything before anything runs, so that a port in use ends the process at once.
-fn bind(config: &Config) -> anyhow::Result<Sockets> {
+/// Binds everything before anything runs, so that a port in use ends the process at once. The process may open
+/// `open_files`, or any number of them.
+fn bind(config: &Config, open_files: Option<u64>) -> anyhow::Result<Sockets> {
     let workers = config.cores.get();
     let mut outbound: Vec<Vec<StdListener>> = (0..workers).map(|_| Vec::new()).collect();
     for addr in &config.outbound.listen {
@@ -122,7 +130,8 @@ fn bind(config: &Config) -> anyhow::Result<Sockets> {
             Some(listen::bind(addr, 1).with_context(|| format!("listen for tap on {addr}"))?.remove(0))
         }
     };
-    Ok(Sockets { outbound, inbound, admin, tap })
+    let limit = listen::connection_limit(open_files, config.cores);
+    Ok(Sockets { outbound, inbound, limit, admin, tap })
 }
 
 async fn supervise(
@@ -211,8 +220,12 @@ async fn supervise(
         tasks.spawn("policy", wait_for_policy(policies.clone(), readiness.gate("policy")));
     }
     for (index, (outbound, inbound)) in sockets.outbound.into_iter().zip(sockets.inbound).enumerate() {
-        let worker =
-            WorkerThread { shared: Arc::clone(&shared), discover: discover.clone(), policies: policies.clone() };
+        let worker = WorkerThread {
+            shared: Arc::clone(&shared),
+            discover: discover.clone(),
+            policies: policies.clone(),
+            limit: sockets.limit,
+        };
         tasks.spawn("worker", worker.start(index, outbound, inbound));
     }
 
@@ -267,6 +280,8 @@ struct WorkerThread {
     shared: Arc<Shared>,
     discover: Discover,
     policies: Policies,
+    /// The most connections of each listener.
+    limit: usize,
 }
 
 impl WorkerThread {
@@ -289,9 +304,11 @@ impl WorkerThread {
         let mut credentials = self.shared.credentials.clone();
         let config = &self.shared.config;
         let inbound = Listener::new(inbound, config.inbound.accept).context("register the inbound listener")?;
+        let inbound = inbound.limited(self.limit);
         let mut listeners = Vec::new();
         for listener in outbound {
-            listeners.push(Listener::new(listener, config.outbound.accept).context("register an outbound listener")?);
+            let listener = Listener::new(listener, config.outbound.accept).context("register an outbound listener")?;
+            listeners.push(listener.limited(self.limit));
         }
         tokio::select! {
             issued = credentials.wait_for(Option::is_some) => {

@@ -17,6 +17,7 @@ mod error;
 pub(crate) mod gateway;
 mod http;
 mod profiles;
+mod shares;
 mod target;
 mod tcp;
 pub(crate) mod tls;
@@ -31,7 +32,7 @@ use crate::{
     discover::Discover,
     failure_log::FailureLog,
     http::in_flight::RequestLimit,
-    listen::{Accepted, Listener},
+    listen::{Accepted, Listener, MAX_CONNECTIONS},
     metrics::{Authorities, Direction, InboundTargets, Labels, Peer, TransportMetrics, label},
     orig_dst::original_dst,
     outbound::Outbound,
@@ -46,6 +47,7 @@ use crate::{
 use error::ConnectionError;
 use gateway::Gateway;
 use profiles::Profiles;
+use shares::ConnectionShares;
 use target::ApplicationPorts;
 use tls::TlsServer;
 
@@ -65,6 +67,8 @@ pub(crate) struct Inbound {
     labels: Arc<InboundTargets>,
     /// The values of the label `authority`, if requests have it.
     authorities: Option<Authorities>,
+    /// Clients' shares of the accepted connections.
+    shares: ConnectionShares,
     /// Limit of requests in flight.
     limit: RequestLimit,
     /// Lines about what failed.
@@ -93,7 +97,7 @@ pub(crate) async fn run(
     listener: Listener,
 ) {
     let inbound = Inbound::new(Arc::clone(&shared), policies).with_gateway(outbound).with_profiles(discover);
-    let inbound = Arc::new(inbound);
+    let inbound = Arc::new(inbound.sharing(listener.limit()));
     let mut sweep = tokio::time::interval(shared.config.inbound.http1_idle_timeout.max(target::SHORTEST_SWEEP));
     let drained = shared.drain.signaled();
     tokio::pin!(drained);
@@ -121,6 +125,7 @@ impl Inbound {
             labels,
             authorities: shared.config.inbound.authority_labels.then(Authorities::default),
             policies,
+            shares: ConnectionShares::new(MAX_CONNECTIONS),
             limit: RequestLimit::new(shared.config.inbound.max_in_flight)
                 .of_a_client(shared.config.inbound.max_in_flight_of_a_client),
             failures: FailureLog::default(),
@@ -129,6 +134,12 @@ impl Inbound {
             profiles: None,
             shared,
         }
+    }
+
+    /// The same where clients share at most `limit` connections.
+    fn sharing(mut self, limit: usize) -> Self {
+        self.shares = ConnectionShares::new(limit);
+        self
     }
 
     /// The same as a gateway to `outbound`, if the settings make it one.
@@ -167,6 +178,7 @@ impl Inbound {
         peer: SocketAddr,
         target: SocketAddr,
     ) -> Result<(), ConnectionError> {
+        let _counted = self.shares.admit(peer.ip().to_canonical()).ok_or(ConnectionError::TooManyConnections)?;
         Box::pin(accept::negotiate(self, stream, peer, target)).await?.await
     }
 

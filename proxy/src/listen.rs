@@ -6,6 +6,7 @@
 use std::{
     io,
     net::{SocketAddr, TcpListener as StdListener},
+    num::NonZeroUsize,
     sync::Arc,
     time::Duration,
 };
@@ -18,8 +19,14 @@ use tokio::{
 
 use crate::config::{Backlog, SocketConfig};
 
-/// The most connections that one worker serves at a time; further ones stay in the kernel's backlog.
-const MAX_CONNECTIONS: usize = 100_000;
+/// The most connections of one worker's listener at a time; further ones stay in the kernel's backlog.
+pub(crate) const MAX_CONNECTIONS: usize = 100_000;
+/// What a listener may have at least, however few files the process may open.
+const MIN_CONNECTIONS: usize = 64;
+/// A listener's connections, those of all workers together, are at most this part of the files that the process may
+/// open. With a connection to the application for each, the inbound side leaves half of the files to the outbound side,
+/// the control plane and the admin server, which the kubelet probes.
+const PART_OF_FILES: usize = 4;
 
 /// Pause of accepting when the process has run out of file descriptors.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
@@ -29,6 +36,8 @@ const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) struct Listener {
     listener: TcpListener,
     options: SocketConfig,
+    /// The most connections at a time.
+    limit: usize,
     permits: Arc<Semaphore>,
 }
 
@@ -65,6 +74,13 @@ pub(crate) fn bind_with(addr: SocketAddr, count: usize, backlog: Backlog) -> io:
     Ok(listeners)
 }
 
+/// The most connections of a listener, where the process may open `open_files` (`None`: any number of them) and there
+/// are `workers` with a listener each.
+pub(crate) fn connection_limit(open_files: Option<u64>, workers: NonZeroUsize) -> usize {
+    let files = open_files.and_then(|files| usize::try_from(files).ok()).unwrap_or(usize::MAX);
+    (files / PART_OF_FILES / workers).clamp(MIN_CONNECTIONS, MAX_CONNECTIONS)
+}
+
 fn bind_one(addr: SocketAddr, shared: bool, backlog: Backlog) -> io::Result<StdListener> {
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
@@ -87,8 +103,19 @@ impl Listener {
         Ok(Self {
             listener: TcpListener::from_std(listener)?,
             options,
+            limit: MAX_CONNECTIONS,
             permits: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
         })
+    }
+
+    /// The same with at most `limit` connections at a time.
+    pub(crate) fn limited(self, limit: usize) -> Self {
+        Self { limit, permits: Arc::new(Semaphore::new(limit)), ..self }
+    }
+
+    /// The most connections at a time.
+    pub(crate) fn limit(&self) -> usize {
+        self.limit
     }
 
     /// The next connection. Failures of single connections are logged and skipped.
@@ -137,7 +164,10 @@ pub(crate) fn set_options(stream: &TcpStream, options: SocketConfig) -> io::Resu
 
 #[cfg(test)]
 mod tests {
+    use std::{future::poll_fn, pin::pin, task::Poll};
+
     use super::*;
+    use crate::testing::socket_options;
 
     #[tokio::test]
     async fn workers_share_one_address() {
@@ -156,9 +186,43 @@ mod tests {
         let accepted = listener.accept().await;
         assert_eq!(accepted.peer, client.local_addr().unwrap());
         assert!(accepted.stream.nodelay().unwrap());
-        let socket = SockRef::from(&accepted.stream);
-        assert!(socket.keepalive().unwrap());
-        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(Duration::from_secs(30)));
+        assert_eq!(socket_options(&accepted.stream), options);
+    }
+
+    #[test]
+    fn a_listener_has_a_part_of_the_files_that_the_process_may_open() {
+        for (open_files, workers, expected) in [
+            (None, 1, MAX_CONNECTIONS),
+            (Some(u64::MAX), 1, MAX_CONNECTIONS),
+            (Some(1 << 20), 1, MAX_CONNECTIONS),
+            (Some(1 << 20), 4, 65_536),
+            (Some(65_536), 1, 16_384),
+            (Some(65_536), 2, 8192),
+            (Some(1024), 1, 256),
+            (Some(1024), 64, MIN_CONNECTIONS),
+            (Some(0), 1, MIN_CONNECTIONS),
+        ] {
+            let limit = connection_limit(open_files, NonZeroUsize::new(workers).unwrap());
+            assert_eq!(limit, expected, "{open_files:?} files, {workers} workers");
+        }
+    }
+
+    #[tokio::test]
+    async fn connections_beyond_the_limit_wait_until_another_one_ends() {
+        let bound = bind("127.0.0.1:0".parse().unwrap(), 1).unwrap().remove(0);
+        let addr = bound.local_addr().unwrap();
+        let listener = Listener::new(bound, SocketConfig::default()).unwrap().limited(1);
+        let _first = TcpStream::connect(addr).await.unwrap();
+        let second = TcpStream::connect(addr).await.unwrap();
+        let accepted = listener.accept().await;
+        let mut accepting = pin!(listener.accept());
+        for _ in 0..100 {
+            let waits = poll_fn(|cx| Poll::Ready(accepting.as_mut().poll(cx).is_pending())).await;
+            assert!(waits);
+            tokio::task::yield_now().await;
+        }
+        drop(accepted);
+        assert_eq!(accepting.await.peer, second.local_addr().unwrap());
     }
 
     #[test]

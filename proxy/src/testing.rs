@@ -11,6 +11,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use socket2::SockRef;
 use tokio::{
     net::{TcpListener, TcpStream},
     time::Instant,
@@ -21,7 +22,7 @@ use tracing::{
 };
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
-use crate::listen;
+use crate::{config::SocketConfig, listen};
 
 /// Set in processes that [`alone`] starts.
 const ROLE: &str = "WEFT_TEST_ROLE";
@@ -49,6 +50,13 @@ pub(crate) async fn tcp_pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     (client, listener.accept().await.unwrap().0)
+}
+
+/// The options that a socket has, as the kernel says.
+pub(crate) fn socket_options(stream: &TcpStream) -> SocketConfig {
+    let socket = SockRef::from(stream);
+    let keepalive = socket.keepalive().unwrap().then(|| socket.tcp_keepalive_time().unwrap());
+    SocketConfig { keepalive, user_timeout: socket.tcp_user_timeout().unwrap() }
 }
 
 /// An address that refuses connections as long as the test's process runs: no other process listens there.

@@ -74,10 +74,15 @@ impl RequestLimit {
     pub(crate) fn admit_from(&self, client: &ClientRequests) -> Option<Permit> {
         let (before, all) = Counted::begin(&self.count);
         let (of_client, client) = Counted::begin(&client.0);
-        let has_share = before < self.limit / 2 || of_client < (self.limit / 16).max(1);
-        (before < self.limit && has_share && of_client < self.of_a_client)
+        (before < self.limit && has_share(before, of_client, self.limit) && of_client < self.of_a_client)
             .then_some(Permit { _all: all, _client: Some(client) })
     }
+}
+
+/// Whether a client that has `of_client` of `all` may have another one: while half of the limit or more is in use, a
+/// client has a sixteenth of it at most.
+pub(crate) fn has_share(all: usize, of_client: usize, limit: usize) -> bool {
+    all < limit / 2 || of_client < (limit / 16).max(1)
 }
 
 impl Counted {

@@ -49,6 +49,9 @@ pub(super) enum ConnectionError {
          (LINKERD2_PROXY_INBOUND_GATEWAY_SUFFIXES)"
     )]
     Gateway,
+    /// Many connections are open, and the client's address has its share of them.
+    #[error("too many connections of the client's address are open")]
+    TooManyConnections,
     /// Connections to too many names are open.
     #[error("too many names are in use")]
     TooManyNames,
@@ -105,6 +108,7 @@ impl ConnectionError {
             Self::CertificateExpired { .. } => "certificate expired",
             Self::NotMeshed(_) => "not meshed",
             Self::TlsRequired(_) => "tls required",
+            Self::TooManyConnections => "too many connections",
             Self::TooManyNames => "too many names",
         })
     }

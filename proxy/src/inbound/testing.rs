@@ -201,7 +201,7 @@ async fn serve(inbound: super::Inbound, client: Option<SocketAddr>, target: Sock
     serve_on(Arc::new(inbound), client, target).await
 }
 
-async fn serve_on(inbound: Arc<super::Inbound>, client: Option<SocketAddr>, target: SocketAddr) -> u16 {
+pub(super) async fn serve_on(inbound: Arc<super::Inbound>, client: Option<SocketAddr>, target: SocketAddr) -> u16 {
     let bound = listen::bind("127.0.0.1:0".parse().unwrap(), 1).unwrap().remove(0);
     let port = bound.local_addr().unwrap().port();
     let listener = Listener::new(bound, SocketConfig::default()).unwrap();

@@ -354,15 +354,18 @@ fn too_many(act: Act) -> Option<String> {
     (limit < needed).then(|| format!("a process needs {needed} open files, and the limit here is {limit}"))
 }
 
-/// The most descriptors that a process of a row with thousands of connections needs.
+/// The most descriptors that a process of a row with thousands of connections needs. A proxy's listener has a quarter
+/// of them, of which one peer may have half on the inbound side.
 fn descriptors(act: Act) -> Option<u64> {
+    const OF_PEER: u64 = 8;
+    const OF_APPLICATION: u64 = 4;
     let connections = match act {
-        // The server's proxy has a connection from the other proxy and one to the application for each.
-        Act::Endpoints { number } => 2 * u64::from(number),
-        // Bytes have a connection to either side; HTTP connections share the one to the other proxy.
-        Act::Idle { http, connections } => u64::from(connections) * if http { 1 } else { 2 },
-        // The flooder and the server's proxy. No request is complete, so none goes to the application.
-        Act::Flood(Flood::Heads { connections } | Flood::Hellos { connections }) => connections.into(),
+        // The server's proxy has a connection from the other proxy for each.
+        Act::Endpoints { number } => OF_PEER * u64::from(number),
+        // HTTP connections share the one to the other proxy.
+        Act::Idle { http, connections } => u64::from(connections) * if http { OF_APPLICATION } else { OF_PEER },
+        // The flooder is one peer. No request is complete, so none goes to the application.
+        Act::Flood(Flood::Heads { connections } | Flood::Hellos { connections }) => OF_PEER * u64::from(connections),
         Act::Flood(Flood::Resets { .. } | Flood::Connections { .. }) => return None,
         Act::Load(_) | Act::Workers | Act::Tap | Act::Start => return None,
     };
@@ -397,11 +400,13 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_needs_a_descriptor_for_each_connection_that_it_holds() {
+    fn rows_with_thousands_of_connections_need_descriptors_for_the_listeners_share() {
         let needed = |name| descriptors(Row::named(name).unwrap().act);
-        for row in ["flood-heads", "flood-hellos", "idle-http-10000"] {
-            assert_eq!(needed(row), Some(10_200), "{row}");
+        for row in ["flood-heads", "flood-hellos"] {
+            assert_eq!(needed(row), Some(80_200), "{row}");
         }
+        assert_eq!(needed("idle-http-10000"), Some(40_200));
+        assert_eq!(needed("idle-opaque-1000"), Some(8_200));
         for row in ["flood-resets", "flood-connections", "http1-64"] {
             assert_eq!(needed(row), None, "{row}");
         }

@@ -7,9 +7,16 @@ use std::{
 
 use http_body_util::StreamBody;
 use hyper::body::Frame;
+use tokio::net::TcpSocket;
 
-use super::*;
-use crate::http::frames::{canceled, frame, head, next_frame, preface, stream};
+use super::{
+    metrics::{expect, target},
+    *,
+};
+use crate::{
+    http::frames::{canceled, frame, head, next_frame, preface, stream},
+    testing::{INJECTORS_FILTER, Lines},
+};
 
 #[tokio::test]
 async fn a_client_that_does_not_finish_a_head_is_closed() {
@@ -25,6 +32,73 @@ async fn a_client_that_does_not_finish_a_head_is_closed() {
         assert!(ended.is_ok(), "still open after {}", answer.escape_ascii());
         assert_eq!(answer.starts_with(b"HTTP/1.1 200"), sent.ends_with("\r\n\r\n"), "{}", answer.escape_ascii());
     }
+}
+
+/// A connection to the proxy from 127.0.0.`last`: all of that network is this host's.
+async fn connect_from(last: u8, proxy: SocketAddr) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(SocketAddr::from(([127, 0, 0, last], 0))).unwrap();
+    socket.connect(proxy).await.unwrap()
+}
+
+/// Whether the proxy answers a request from there. If not, it has closed the connection.
+async fn is_served(last: u8, proxy: SocketAddr) -> bool {
+    let mut stream = connect_from(last, proxy).await;
+    let mut answer = Vec::new();
+    let exchanged = async {
+        // Both fail if the proxy closes the connection first.
+        let _ = stream.write_all(b"GET / HTTP/1.1\r\nhost: web.demo\r\nconnection: close\r\n\r\n").await;
+        let _ = stream.read_to_end(&mut answer).await;
+    };
+    tokio::time::timeout(Duration::from_secs(20), exchanged).await.expect("neither answered nor closed");
+    assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 200"), "{}", answer.escape_ascii());
+    !answer.is_empty()
+}
+
+#[tokio::test]
+async fn an_address_has_its_share_of_connections_and_another_one_is_served() {
+    const LIMIT: usize = 32;
+    let world = World::new(http_app().await).await;
+    let inbound = Inbound::new(Arc::clone(&world.registry), world.policies.clone()).sharing(LIMIT);
+    let port = testing::serve_on(Arc::new(inbound), None, world.app).await;
+    let proxy = SocketAddr::from(([127, 0, 0, 1], port));
+    let mut held = Vec::new();
+    for _ in 0..LIMIT / 2 {
+        let mut stream = connect_from(2, proxy).await;
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: web.demo\r\n").await.unwrap();
+        held.push(stream);
+    }
+    assert!(!is_served(2, proxy).await, "half of all connections are of this address");
+    assert!(is_served(3, proxy).await);
+    for stream in &held {
+        let read = stream.try_read(&mut [0]);
+        assert!(read.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock), "{read:?}");
+    }
+    drop(held);
+    settled(async || if is_served(2, proxy).await { Ok(()) } else { Err("closed connections still count") }).await;
+}
+
+#[tokio::test]
+async fn a_connection_beyond_its_addresss_share_is_closed_counted_and_logged() {
+    let lines = Lines::default();
+    let _guard = lines.of_this_thread(INJECTORS_FILTER);
+    // A connection that sends nothing stays open.
+    let patient = |config: &mut Config| config.inbound.detect_timeout = Duration::from_secs(600);
+    let mut world = World::with(http_app().await, patient).await;
+    let inbound = Inbound::new(Arc::clone(&world.registry), world.policies.clone());
+    world.inbound = Arc::new(inbound.sharing(2));
+    let _held = world.raw(Some(ELSEWHERE), world.app).await;
+    // Another port of the same address, also as a listener of IPv6 sees it.
+    for peer in ["10.9.9.9:50001", "[::ffff:10.9.9.9]:50002"] {
+        let refused = world.raw(Some(peer), world.app).await;
+        expect_closed(&mut (Box::new(refused) as Box<dyn Duplex>)).await;
+        let line = "Connection closed error=too many connections of the client's address are open";
+        let written = format!("{line} client.addr={peer} orig_dst.addr={}", world.app);
+        crate::testing::eventually("the line is written", || lines.text().contains(&written)).await;
+    }
+    assert_eq!(get_over(world.raw(Some("10.9.9.8:50000"), world.app).await, "/").await.0, StatusCode::OK);
+    let labels = format!(r#"error="too many connections",{}"#, target(world.app));
+    expect(&world, "inbound_tcp_errors_total", &[(&labels, 2)]).await;
 }
 
 #[tokio::test]
