@@ -33,7 +33,7 @@ use crate::{
     failure_log::FailureLog,
     http::in_flight::RequestLimit,
     listen::{Accepted, Listener, MAX_CONNECTIONS},
-    metrics::{Authorities, Direction, InboundTargets, Labels, Peer, TransportMetrics, label},
+    metrics::{Direction, InboundTargets, Labels, Peer, TransportMetrics, label},
     orig_dst::original_dst,
     outbound::Outbound,
     policy::{
@@ -65,8 +65,6 @@ pub(crate) struct Inbound {
     tls: TlsServer,
     targets: ApplicationPorts,
     labels: Arc<InboundTargets>,
-    /// The values of the label `authority`, if requests have it.
-    authorities: Option<Authorities>,
     /// Clients' shares of the accepted connections.
     shares: ConnectionShares,
     /// Limit of requests in flight.
@@ -109,6 +107,9 @@ pub(crate) async fn run(
             }
             _ = sweep.tick() => {
                 inbound.targets.sweep();
+                // Those that no connection uses: their series stay for the retention time, and the cache would keep
+                // them for ever.
+                inbound.sources.lock().retain(|_, metrics| Arc::strong_count(metrics) > 1);
                 inbound.limit.sweep();
                 inbound.profiles.iter().for_each(Profiles::sweep);
             }
@@ -118,12 +119,11 @@ pub(crate) async fn run(
 
 impl Inbound {
     fn new(shared: Arc<Shared>, policies: Policies) -> Self {
-        let labels = Arc::new(InboundTargets::new(&shared.config.inbound.ports));
+        let labels = Arc::new(shared.metrics.inbound_targets(&shared.config.inbound.ports));
         Self {
             tls: TlsServer::new(shared.credentials.clone()),
             targets: ApplicationPorts::new(Arc::clone(&shared), Arc::clone(&labels)),
             labels,
-            authorities: shared.config.inbound.authority_labels.then(Authorities::default),
             policies,
             shares: ConnectionShares::new(MAX_CONNECTIONS),
             limit: RequestLimit::new(shared.config.inbound.max_in_flight)

@@ -6,6 +6,7 @@
 mod balancer;
 mod bounded;
 mod by_host;
+mod chosen;
 mod detect;
 mod histogram;
 mod http;
@@ -16,9 +17,8 @@ mod stream;
 mod tcp_route;
 mod transport;
 
-use std::{borrow::Cow, collections::HashSet, net::SocketAddr, sync::Arc, time::Duration};
+use std::{borrow::Cow, net::SocketAddr, sync::Arc, time::Duration};
 
-use parking_lot::Mutex;
 use prometheus_client::{
     metrics::{counter::Counter, gauge::Gauge},
     registry::{Registry, Unit},
@@ -28,6 +28,8 @@ use weft_runtime::metrics::Family;
 use balancer::BalancerFamilies;
 pub(crate) use balancer::{BalancerKind, BalancerMetrics};
 pub(crate) use by_host::ByHost;
+use chosen::UndeclaredPorts;
+pub(crate) use chosen::{Authorities, ClientIds, DialledAddresses, InboundTargets, TargetNames};
 use detect::DetectFamilies;
 pub(crate) use detect::DetectMetrics;
 pub(crate) use histogram::{FrameBytes, Histogram, LatencyMs};
@@ -67,6 +69,13 @@ pub(crate) struct ProxyMetrics {
     retained: Retained,
     /// The values of the label `client_id` of inbound families.
     pub(crate) client_ids: Arc<ClientIds>,
+    /// The values of the label `authority` of inbound families.
+    pub(crate) authorities: Arc<Authorities>,
+    /// The values of the label `target_name` of inbound families.
+    pub(crate) target_names: Arc<TargetNames>,
+    /// The addresses in labels of outbound families, which the application chooses.
+    pub(crate) dialled: Arc<DialledAddresses>,
+    undeclared_ports: Arc<UndeclaredPorts>,
     /// `inbound_http_authz_allow_total`.
     pub(crate) inbound_http_allow: Counters,
     /// `inbound_http_authz_deny_total`.
@@ -169,72 +178,6 @@ pub(crate) fn target_labels(addr: SocketAddr) -> Labels {
     ]
 }
 
-/// The target labels of inbound connections. Clients choose ports; of the ports that the pod does not declare, only a
-/// limited number get their own labels, and the rest share one set, so that a scan of all ports leaves few series.
-pub(crate) struct InboundTargets {
-    declared: Vec<u16>,
-    others: Mutex<HashSet<SocketAddr>>,
-}
-
-impl InboundTargets {
-    /// Undeclared addresses with their own labels, per worker.
-    const OTHERS: usize = 128;
-
-    /// Creates a set without undeclared ports.
-    pub(crate) fn new(declared: &[u16]) -> Self {
-        Self { declared: declared.to_vec(), others: Mutex::default() }
-    }
-
-    /// Like [`target_labels`], with `other` in each label for an address beyond the limit.
-    pub(crate) fn labels(&self, addr: SocketAddr) -> Labels {
-        if self.has_own(addr) {
-            return target_labels(addr);
-        }
-        ["target_addr", "target_ip", "target_port"].map(|key| label(key, "other")).into()
-    }
-
-    /// The port as a label's value.
-    pub(crate) fn port(&self, addr: SocketAddr) -> Cow<'static, str> {
-        if self.has_own(addr) { addr.port().to_string().into() } else { "other".into() }
-    }
-
-    fn has_own(&self, addr: SocketAddr) -> bool {
-        if self.declared.contains(&addr.port()) {
-            return true;
-        }
-        let mut others = self.others.lock();
-        others.contains(&addr) || (others.len() < Self::OTHERS && others.insert(addr))
-    }
-}
-
-/// The values of the label `authority`, per worker.
-pub(crate) type Authorities = LabelValues<128>;
-/// The values of the label `client_id`.
-pub(crate) type ClientIds = LabelValues<1024>;
-
-/// The values of a label that clients choose: the first `MOST` of them, and `other` for the rest.
-#[derive(Debug, Default)]
-pub(crate) struct LabelValues<const MOST: usize>(Mutex<HashSet<Arc<str>>>);
-
-impl<const MOST: usize> LabelValues<MOST> {
-    /// The longest of them, in bytes.
-    const LONGEST: usize = 256;
-
-    /// The label's value for what a client chose.
-    pub(crate) fn value(&self, chosen: &str) -> Arc<str> {
-        let mut known = self.0.lock();
-        if let Some(known) = known.get(chosen) {
-            return Arc::clone(known);
-        }
-        let is_new = known.len() < MOST && chosen.len() <= Self::LONGEST;
-        let value: Arc<str> = if is_new { chosen.into() } else { "other".into() };
-        if is_new {
-            known.insert(Arc::clone(&value));
-        }
-        value
-    }
-}
-
 impl ProxyMetrics {
     /// Creates the families and registers them. The encoder appends `_total` to counters.
     pub(crate) fn register(registry: &mut Registry) -> Self {
@@ -307,9 +250,27 @@ impl ProxyMetrics {
         metrics.inbound_grpc.register(registry, "inbound_grpc");
     }
 
-    /// Removes the series of kinds of connections and requests that have not been used for `idle`.
+    /// Removes the series of kinds of connections and requests that have not been used for `idle`, and gives the places
+    /// of values that no series has any more to others.
     pub(crate) fn evict(&self, idle: Duration) {
         self.retained.evict(idle);
+        let keys = ["client_id", "authority", "target_name", "target_addr", "target_port", "parent_port"];
+        self.retained.with_values(keys, |[clients, authorities, names, addresses, ports, parent_ports]| {
+            self.client_ids.release(&clients);
+            self.authorities.release(&authorities);
+            self.target_names.release(&names);
+            self.dialled.release(|addr| addresses.contains(addr.to_string().as_str()));
+            // Some series have a port alone.
+            self.undeclared_ports.release(|addr| {
+                let port = addr.port().to_string();
+                ports.contains(port.as_str()) || parent_ports.contains(port.as_str())
+            });
+        });
+    }
+
+    /// The target labels of inbound connections to a pod that declares these ports.
+    pub(crate) fn inbound_targets(&self, declared: &[u16]) -> InboundTargets {
+        InboundTargets::new(declared, Arc::clone(&self.undeclared_ports))
     }
 
     /// Counts one in a series that is removed when nothing was counted in it for a while.
@@ -436,33 +397,6 @@ mod tests {
         assert_eq!((lines(80), lines(1001)), (0, 0));
         use_once(80);
         assert_eq!(lines(80), known, "counted anew");
-    }
-
-    #[test]
-    fn undeclared_ports_beyond_a_number_share_labels() {
-        let targets = InboundTargets::new(&[80]);
-        let mut seen = HashSet::new();
-        for port in 1000..=u16::MAX {
-            let addr = SocketAddr::from(([10, 0, 0, 1], port));
-            seen.insert(targets.labels(addr));
-            seen.insert(vec![label("port", targets.port(addr))]);
-        }
-        assert_eq!(seen.len(), 2 * (InboundTargets::OTHERS + 1));
-        let first = SocketAddr::from(([10, 0, 0, 1], 1000));
-        assert_eq!(targets.labels(first), target_labels(first), "the first ones keep their own");
-        let declared = SocketAddr::from(([10, 0, 0, 1], 80));
-        assert_eq!(targets.labels(declared), target_labels(declared));
-        assert_eq!(targets.port(declared), "80");
-    }
-
-    #[test]
-    fn authorities_beyond_a_number_share_a_label() {
-        let authorities = Authorities::default();
-        let values: HashSet<_> = (0..1000).map(|n| authorities.value(&format!("host-{n}:80"))).collect();
-        assert_eq!(values.len(), 128 + 1);
-        assert_eq!(&*authorities.value("host-0:80"), "host-0:80");
-        assert_eq!(&*authorities.value("host-999:80"), "other");
-        assert_eq!(&*Authorities::default().value(&"a".repeat(1000)), "other");
     }
 
     #[test]

@@ -114,7 +114,7 @@ pub const VARIABLES: &[Setting] = &[
         Works,
         "64 host names of each rule; the others have an empty label",
     ),
-    Setting::new("INBOUND_METRICS_AUTHORITY_LABELS", Works, "128 authorities of each worker; the others are `other`"),
+    Setting::new("INBOUND_METRICS_AUTHORITY_LABELS", Works, "128 authorities at a time; the others are `other`"),
     Setting::new("IDENTITY_DIR", Works, ""),
     Setting::new("IDENTITY_TOKEN_FILE", Works, ""),
     Setting::new("IDENTITY_TRUST_ANCHORS", Works, ""),

@@ -82,7 +82,7 @@ fn count(inbound: &Inbound, header: &TransportHeader, target: SocketAddr, client
         label("session_protocol", protocol),
         label("target_port", inbound.labels.port(target)),
         label("target_name", inbound.target_name(header)),
-        label("client_id", metrics.client_ids.value(client_id).to_string()),
+        label("client_id", metrics.client_ids.value(client_id).to_owned()),
     ];
     metrics.count(&metrics.inbound_transport_header, &labels);
 }

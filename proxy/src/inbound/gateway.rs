@@ -8,14 +8,13 @@
 //! Owns which names are served and how a request that comes back is noticed. Refuses to look a name up for a client
 //! that policy has not admitted.
 
-use std::{borrow::Cow, collections::HashSet, net::SocketAddr, sync::Arc};
+use std::{borrow::Cow, net::SocketAddr, sync::Arc};
 
 use ::http::{
     HeaderMap, HeaderValue, Request, Response, Version,
     header::{FORWARDED, HOST},
     uri::Authority,
 };
-use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use weft_tls::identity::Identity;
 
@@ -36,13 +35,9 @@ use crate::{
     transport_header::TransportHeader,
 };
 
-/// The most names with a value of their own in the label `target_name`, per worker; clients choose names.
-const LABELLED: usize = 128;
-
 /// One worker's gateway.
 pub(super) struct Gateway {
     outbound: Outbound,
-    labelled: Mutex<HashSet<Box<str>>>,
 }
 
 /// What all requests of one connection to a gateway share.
@@ -64,12 +59,7 @@ pub(crate) struct Target {
 
 impl Gateway {
     pub(super) fn new(outbound: Outbound) -> Self {
-        Self { outbound, labelled: Mutex::default() }
-    }
-
-    /// The value of the label `target_name`.
-    fn label(&self, name: Option<&Name>) -> Cow<'static, str> {
-        name.map_or("other".into(), |name| label_of(&mut self.labelled.lock(), name.host()))
+        Self { outbound }
     }
 }
 
@@ -84,7 +74,10 @@ impl Inbound {
     /// The value of the label `target_name` for a header; empty for one of this pod.
     pub(super) fn target_name(&self, header: &TransportHeader) -> Cow<'static, str> {
         match &self.gateway {
-            Some(gateway) if header.name.is_some() => gateway.label(self.served(header).as_ref()),
+            Some(_) if header.name.is_some() => match self.served(header) {
+                Some(name) => self.shared.metrics.target_names.value(name.host()).to_owned().into(),
+                None => "other".into(),
+            },
             _ => "".into(),
         }
     }
@@ -148,12 +141,6 @@ impl Target {
         }
         request.headers_mut().append(FORWARDED, self.forwarded.clone());
     }
-}
-
-/// A host as a label's value, if it has its own or there is room for one more.
-fn label_of(labelled: &mut HashSet<Box<str>>, host: &str) -> Cow<'static, str> {
-    let has_own = labelled.contains(host) || (labelled.len() < LABELLED && labelled.insert(host.into()));
-    if has_own { host.to_owned().into() } else { "other".into() }
 }
 
 /// Whether a `Forwarded` field (RFC 7239) names this gateway. Its replicas share an identity.
@@ -223,16 +210,6 @@ mod tests {
         for field in [format!("for={OWN};by=other"), format!("by=x{OWN}"), format!("xby={OWN}"), String::new()] {
             assert!(!been(std::slice::from_ref(&field)), "{field}");
         }
-    }
-
-    #[test]
-    fn clients_cannot_make_more_labels_than_there_is_room_for() {
-        let mut labelled = HashSet::new();
-        let hosts = (0..10 * LABELLED).map(|index| format!("web-{index}.demo"));
-        let values: HashSet<_> = hosts.map(|host| label_of(&mut labelled, &host)).collect();
-        assert_eq!(values.len(), LABELLED + 1);
-        assert_eq!(label_of(&mut labelled, "web-0.demo"), "web-0.demo");
-        assert_eq!(label_of(&mut labelled, "web-1000.demo"), "other");
     }
 
     fn prepared(version: Version, target: &str, host: Option<&str>) -> (String, Option<String>) {

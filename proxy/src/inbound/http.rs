@@ -247,30 +247,32 @@ impl HttpConnection {
                 return Err(self.deny(&policy, &route.meta));
             }
         }
-        let handles = self.authorize(&policy, matched, self.authority(request))?;
+        let handles = self.authorize(&policy, matched, request)?;
         apply_to_request(matched.filters, matched.prefix, request).map_err(inbound_failure)?;
         self.check_limit(&policy)?;
         Ok(handles)
     }
 
     /// The label `authority` of the request's metrics, if they have it.
-    fn authority<B>(&self, request: &Request<B>) -> Option<Arc<str>> {
-        let authorities = self.inbound.authorities.as_ref()?;
+    fn authority<'r, B>(&self, request: &'r Request<B>) -> Option<&'r str> {
+        let shared = &self.inbound.shared;
+        shared.config.inbound.authority_labels.then_some(())?;
         let host = || request.headers().get(HOST).and_then(|host| host.to_str().ok());
         let authority = request.uri().authority().map(::http::uri::Authority::as_str).or_else(host)?;
-        Some(authorities.value(authority))
+        Some(shared.metrics.authorities.value(authority))
     }
 
     fn authorize(
         &self,
         policy: &Arc<ServerPolicy>,
         matched: Matched<'_>,
-        authority: Option<Arc<str>>,
+        request: &Request<Body>,
     ) -> Result<Arc<Handles>, Failure> {
         let route = &matched.details.meta;
         match matched.details.authorize(&self.client) {
             Some(authz) => {
-                let handles = self.counters.handles(self, policy, matched, authz, authority);
+                // Requests that are denied take no place among the labels' values.
+                let handles = self.counters.handles(self, policy, matched, authz, self.authority(request));
                 handles.allowed.1.inc();
                 if authz.is_audit() {
                     self.inbound.failures.audits.write(|suppressed| {

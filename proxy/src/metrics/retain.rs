@@ -3,7 +3,12 @@
 //! Owns the schedule. A kind of connection or request is known by one of its families and its labels; while a handle of
 //! the kind lives, its series stay.
 
-use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -72,6 +77,19 @@ impl Retained {
             }
             is_used
         });
+    }
+
+    /// Calls `with` with the values of some labels in the series that exist, which cannot change meanwhile. The labels
+    /// of a kind are those of each of its series.
+    pub(super) fn with_values<const N: usize>(&self, keys: [&str; N], with: impl FnOnce([HashSet<&str>; N])) {
+        let kinds = self.0.lock();
+        let mut values = keys.map(|_| HashSet::new());
+        for (key, value) in kinds.keys().flat_map(|(_, labels)| labels) {
+            if let Some(at) = keys.iter().position(|known| known == key) {
+                values[at].insert(&**value);
+            }
+        }
+        with(values);
     }
 }
 

@@ -145,7 +145,13 @@ impl Endpoint {
     /// Creates an endpoint without connections; `service` is the name and port of its Service, if it is one's.
     pub(crate) fn new(shared: Arc<Shared>, info: Arc<EndpointInfo>, service: Option<&str>) -> Self {
         let local = shared.config.is_local(info.addr.ip());
-        let labels = labels(&shared.config, &info, service, local);
+        // The application chose an address about which nothing is known. The others are those of the cluster.
+        let target = if info.tls.is_none() && info.labels.is_empty() {
+            shared.metrics.dialled.labels(info.addr)
+        } else {
+            target_labels(info.addr)
+        };
+        let labels = labels(&shared.config, &info, target, service, local);
         Self {
             local,
             http: Arc::new(shared.metrics.http(Direction::Outbound, &labels)),
@@ -295,11 +301,11 @@ fn no_tls_reason(config: &Config, info: &EndpointInfo, local: bool) -> &'static 
     }
 }
 
-fn labels(config: &Config, info: &EndpointInfo, service: Option<&str>, local: bool) -> Labels {
+fn labels(config: &Config, info: &EndpointInfo, target: Labels, service: Option<&str>, local: bool) -> Labels {
     // As in Linkerd, without HTTP's own port.
     let authority = service.map(|service| service.strip_suffix(":80").unwrap_or(service));
     let mut labels: Labels = authority.map(|authority| label("authority", authority.to_owned())).into_iter().collect();
-    labels.extend(target_labels(info.addr));
+    labels.extend(target);
     match &info.tls {
         Some(tls) if !local => {
             labels.push(label("tls", "true"));

@@ -25,7 +25,6 @@ use crate::{
     },
     metrics::{
         BalancerKind, ByHost, DetectMetrics, Direction, InUse, Labels, Peer, TcpRouteMetrics, TransportMetrics, label,
-        target_labels,
     },
     route::Meta,
     shared::Shared,
@@ -136,7 +135,7 @@ impl OutboundTarget {
     /// The labels `target_addr`, `target_ip` and `target_port`. A name has no address, and may be anything.
     pub(super) fn labels(&self) -> Labels {
         match &self.destination {
-            Destination::Addr(addr) => target_labels(*addr),
+            Destination::Addr(addr) => self.shared.metrics.dialled.labels(*addr),
             Destination::Name(_) => no_target(),
         }
     }

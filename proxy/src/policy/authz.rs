@@ -186,7 +186,7 @@ impl ClientTls {
     pub(crate) fn append_labels(&self, ids: &ClientIds, labels: &mut Labels) {
         match self {
             Self::Established(identity) => {
-                let id = identity.as_ref().map(|identity| ids.value(identity.as_str()).to_string()).unwrap_or_default();
+                let id = identity.as_ref().map(|identity| ids.value(identity.as_str()).to_owned()).unwrap_or_default();
                 labels.extend([label("tls", "true"), label("client_id", id)]);
             }
             Self::Passthrough => labels.push(label("tls", "opaque")),

@@ -39,7 +39,7 @@ struct Entry {
     policy: Arc<ServerPolicy>,
     route: usize,
     authz: Arc<Meta>,
-    authority: Option<Arc<str>>,
+    authority: Option<Box<str>>,
     handles: Arc<Handles>,
 }
 
@@ -51,14 +51,14 @@ impl Counters {
         policy: &Arc<ServerPolicy>,
         matched: Matched<'_>,
         authz: &Arc<Meta>,
-        authority: Option<Arc<str>>,
+        authority: Option<&str>,
     ) -> Arc<Handles> {
         let mut entries = self.0.lock();
         let known = entries.iter().find(|entry| {
             Arc::ptr_eq(&entry.policy, policy)
                 && entry.route == matched.index
                 && Arc::ptr_eq(&entry.authz, authz)
-                && entry.authority == authority
+                && entry.authority.as_deref() == authority
         });
         if let Some(entry) = known {
             return Arc::clone(&entry.handles);
@@ -69,8 +69,8 @@ impl Counters {
         client.tls.append_labels(&inbound.shared.metrics.client_ids, &mut labels);
         let metrics = &inbound.shared.metrics;
         let mut of_http = labels.clone();
-        if let Some(authority) = &authority {
-            of_http.insert(0, label("authority", authority.to_string()));
+        if let Some(authority) = authority {
+            of_http.insert(0, label("authority", authority.to_owned()));
         }
         let handles = Arc::new(Handles {
             http: Arc::new(metrics.http(Direction::Inbound, &of_http)),
@@ -82,7 +82,7 @@ impl Counters {
         if entries.len() >= KEPT {
             entries.clear();
         }
-        let (policy, authz) = (Arc::clone(policy), Arc::clone(authz));
+        let (policy, authz, authority) = (Arc::clone(policy), Arc::clone(authz), authority.map(Box::from));
         entries.push(Entry { policy, route: matched.index, authz, authority, handles: Arc::clone(&handles) });
         handles
     }

@@ -173,6 +173,19 @@ async fn authorities_are_a_label_where_it_is_asked_for() {
 }
 
 #[tokio::test]
+async fn requests_that_policy_denies_take_no_place_of_an_authority() {
+    let world = World::with(http_app().await, |config| config.inbound.authority_labels = true).await;
+    world.policies.publish(world.app.port(), detecting(vec![authz("web", only(&[CLIENT]))]));
+    assert_eq!(world.get(Via::Plain, Some(ELSEWHERE), "/").await.0, 403);
+    let authorities = &world.inbound.shared.metrics.authorities;
+    for number in 0..128 {
+        let name = format!("web-{number}.demo");
+        assert_eq!(authorities.value(&name), name);
+    }
+    assert_eq!(authorities.value("web.demo"), "other");
+}
+
+#[tokio::test]
 async fn requests_have_the_labels_of_target_server_route_authorization_and_client() {
     let world = World::new(http_app().await).await;
     let port = world.app.port();
