@@ -182,12 +182,17 @@ impl ApplicationPorts {
 impl ApplicationPort {
     /// Opens a new connection.
     pub(super) async fn connect(&self) -> Result<Io<TcpStream>, ConnectError> {
+        let stream = self.connect_tcp().await?;
+        Ok(Io::new(stream).with_metrics(Arc::clone(&self.transport)))
+    }
+
+    async fn connect_tcp(&self) -> Result<TcpStream, ConnectError> {
         let config = &self.shared.config.inbound;
         let failed = |source| ConnectError::Io { addr: self.addr, source };
         let stream = tokio::time::timeout(config.connect_timeout, TcpStream::connect(self.addr)).await;
         let stream = stream.map_err(|_| ConnectError::Timeout(self.addr))?.map_err(failed)?;
         set_options(&stream, config.connect).map_err(failed)?;
-        Ok(Io::new(stream).with_metrics(Arc::clone(&self.transport)))
+        Ok(stream)
     }
 
     /// Sends a request over a kept HTTP/1 connection or, without one, over a new one. `reuse` says whether the
@@ -300,6 +305,33 @@ impl SendError {
             Self::Http2(error) => error.reason().filter(|_| error.is_reset()),
             Self::Refused => Some(::h2::Reason::REFUSED_STREAM),
             Self::Connect(_) | Self::Http(_) | Self::SwitchesProtocols => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        config::SocketConfig,
+        inbound::testing::{self, Mesh},
+        testing::socket_options,
+    };
+
+    #[tokio::test]
+    async fn connections_to_the_application_have_their_options() {
+        let options =
+            SocketConfig { keepalive: Some(Duration::from_secs(10)), user_timeout: Some(Duration::from_secs(30)) };
+        for connect in [SocketConfig::default(), options] {
+            let mut config = testing::config();
+            config.inbound.connect = connect;
+            let (shared, _drain) = testing::shared(config, &Mesh::new());
+            let app = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let labels = Arc::new(shared.metrics.inbound_targets(&shared.config.inbound.ports));
+            let ports = ApplicationPorts::new(Arc::clone(&shared), labels);
+            let stream = ports.get(app.local_addr().unwrap()).connect_tcp().await.unwrap();
+            assert!(stream.nodelay().unwrap());
+            assert_eq!(socket_options(&stream), connect);
         }
     }
 }

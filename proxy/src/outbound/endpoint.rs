@@ -322,7 +322,32 @@ fn labels(config: &Config, info: &EndpointInfo, target: Labels, service: Option<
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::{
+        config::SocketConfig,
+        inbound::testing::{self, Mesh},
+        testing::socket_options,
+    };
+
+    #[tokio::test]
+    async fn connections_to_endpoints_have_their_options() {
+        let options =
+            SocketConfig { keepalive: Some(Duration::from_secs(10)), user_timeout: Some(Duration::from_secs(30)) };
+        for connect in [SocketConfig::default(), options] {
+            let mut config = testing::config();
+            config.outbound.allow_loopback = true;
+            config.outbound.connect = connect;
+            let (shared, _drain) = testing::shared(config, &Mesh::new());
+            let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let info = EndpointInfo::unmeshed(server.local_addr().unwrap());
+            let stream = Endpoint::new(shared, Arc::new(info), None).connect_unbounded(None).await.unwrap();
+            let Stream::Plain(stream) = stream else { panic!("TLS with an endpoint without an identity") };
+            assert!(stream.nodelay().unwrap());
+            assert_eq!(socket_options(&stream), connect);
+        }
+    }
 
     #[test]
     fn faults_of_this_side_are_told_from_the_endpoints() {
