@@ -284,21 +284,6 @@ async fn a_controller_that_says_nothing_is_asked_again() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_is_noticed_while_its_answer_is_awaited() {
-    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let proxy = Proxy::start(silent.local_addr().unwrap(), Control::default()).await;
-    let mut client = proxy.connect().await;
-    client.write_all(b"GET / HTTP/1.1\r\nhost: server.demo\r\n\r\n").await.unwrap();
-    let (mut server, _) = silent.accept().await.unwrap();
-    let mut head = [0; 14];
-    server.read_exact(&mut head).await.unwrap();
-    drop(client);
-    let mut rest = Vec::new();
-    let ended = tokio::time::timeout(Duration::from_secs(5), server.read_to_end(&mut rest)).await;
-    assert!(ended.is_ok(), "the server's connection continues without a client");
-}
-
-#[tokio::test]
 async fn http2_connect_is_refused() {
     let app = application("app").await;
     let proxy = Proxy::start(app, Control::default()).await;

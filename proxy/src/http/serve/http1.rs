@@ -9,6 +9,7 @@ use std::{
     convert::Infallible,
     future::poll_fn,
     io,
+    mem::MaybeUninit,
     pin::Pin,
     sync::{
         Arc,
@@ -18,6 +19,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::BytesMut;
 use http::{Request, Response, StatusCode, Version, header::CONTENT_LENGTH};
 use http_body::Body as _;
 use hyper::{body::Incoming, server::conn::http1::Builder, service::service_fn};
@@ -42,6 +44,9 @@ use crate::{
 /// microsecond.
 const IDLE_AFTER: Duration = Duration::from_secs(1);
 
+/// Bytes that are read ahead while a request waits for its answer; further ones stay in the kernel.
+const AHEAD: usize = 4096;
+
 /// Serves a connection until the client ends it, or until the proxy drains and its request is answered. From the end of
 /// one exchange to the end of the next request's head the client has `timeout`.
 ///
@@ -65,17 +70,20 @@ where
         let (is_old, shared) = (request.version() == Version::HTTP_10, Arc::clone(&of_answers));
         // HTTP/1.0 knows no informational responses (RFC 9110 section 15.2).
         let informational = if is_old { Informational::none() } else { Outbox::open(&shared.outbox) };
+        // hyper's own reading is about the body, if there is one.
+        shared.is_awaited.store(request.body().is_end_stream(), Ordering::Relaxed);
         // Boxed, because hyper moves what it gets several times, and this is some KiB large.
         let answer = Box::pin(answer(Box::new(request.map(Body::Incoming)), informational));
         async move {
             let response = answer.await.unwrap_or_else(bad_gateway);
             shared.outbox.lock().close();
+            shared.is_awaited.store(false, Ordering::Relaxed);
             shared.is_open_ended.store(is_ended_by_connection(is_old, &response), Ordering::Relaxed);
             Ok::<_, Infallible>(response)
         }
     });
     let timer = HeadTimer::new(timeout, IDLE_AFTER);
-    let mut stream = Sending { stream, shared: Arc::clone(&shared), is_at_boundary: true };
+    let mut stream = Sending::new(stream, Arc::clone(&shared));
     loop {
         // Boxed, so that an idle connection does not keep room for it.
         let mut server = Box::new(
@@ -148,16 +156,52 @@ struct Shared {
     is_blocked: AtomicBool,
     /// Whether the end of the last response is that of the connection.
     is_open_ended: AtomicBool,
+    /// Whether a request that is whole waits for its answer.
+    is_awaited: AtomicBool,
 }
 
-/// A stream that says whether it took all that was written, and sends informational responses between hyper's writes.
+/// A stream that says whether it took all that was written, sends informational responses between hyper's writes, and
+/// notices that a client leaves.
 #[derive(Debug)]
 struct Sending<S> {
     stream: Io<S>,
     shared: Arc<Shared>,
+    /// What the client has sent while hyper read nothing.
+    ahead: BytesMut,
+    /// Whether hyper waits for bytes, and so for the client's end.
+    is_reading: bool,
     /// Whether hyper has nothing left to write. While a request waits for its response, the next byte then begins a
     /// message, and only then does the outbox take heads.
     is_at_boundary: bool,
+}
+
+impl<S> Sending<S> {
+    fn new(stream: Io<S>, shared: Arc<Shared>) -> Self {
+        Self { stream, shared, ahead: BytesMut::new(), is_reading: false, is_at_boundary: true }
+    }
+}
+
+impl<S: AsyncRead + Unpin> Sending<S> {
+    /// Reads ahead while a request waits for its answer and hyper, which has bytes of the next one already, does not
+    /// read: else a client that leaves would not be noticed before the answer.
+    ///
+    /// # Errors
+    /// When the client has left.
+    fn notice_end(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        while !self.is_reading && self.ahead.len() < AHEAD && self.shared.is_awaited.load(Ordering::Relaxed) {
+            let mut bytes = [MaybeUninit::uninit(); 512];
+            let mut bytes = ReadBuf::uninit(&mut bytes);
+            match Pin::new(&mut self.stream).poll_read(cx, &mut bytes) {
+                Poll::Ready(read) => read?,
+                Poll::Pending => break,
+            }
+            if bytes.filled().is_empty() {
+                return Err(io::ErrorKind::ConnectionAborted.into());
+            }
+            self.ahead.extend_from_slice(bytes.filled());
+        }
+        Ok(())
+    }
 }
 
 impl<S: AsyncWrite + Unpin> Sending<S> {
@@ -199,18 +243,27 @@ impl<S: AsyncWrite + Unpin> Sending<S> {
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Sending<S> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if !this.ahead.is_empty() {
+            let ahead = this.ahead.split_to(this.ahead.len().min(buf.remaining()));
+            buf.put_slice(&ahead);
+            return Poll::Ready(Ok(()));
+        }
+        let polled = Pin::new(&mut this.stream).poll_read(cx, buf);
+        this.is_reading = polled.is_pending();
+        polled
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Sending<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Sending<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let polled = self.poll_write_after_outbox(cx, buf);
         self.noted(polled)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.notice_end(cx)?;
         let polled = self.poll_flush_with_outbox(cx);
         self.noted(polled)
     }
@@ -241,6 +294,7 @@ mod tests {
     use bytes::Bytes;
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex},
+        sync::Semaphore,
         task::JoinHandle,
         time::{Instant, sleep},
     };
@@ -294,23 +348,34 @@ mod tests {
         served: JoinHandle<Result<(), hyper::Error>>,
         room: Arc<AtomicUsize>,
         drain: Drain,
+        gate: Arc<Semaphore>,
     }
 
     impl World {
         fn new(answer: &'static [u8]) -> Self {
+            Self::gated(answer, Semaphore::MAX_PERMITS)
+        }
+
+        /// With this number of answers, until the gate gets more permits.
+        fn gated(answer: &'static [u8], permits: usize) -> Self {
+            let gate = Arc::new(Semaphore::new(permits));
+            let of_answers = Arc::clone(&gate);
             let (client, stream) = duplex(256);
             let room = Arc::<AtomicUsize>::default();
             let (drain, watch) = Drain::new();
             let stream = Io::new(Asked(stream, Arc::clone(&room)));
             let served = tokio::spawn(async move {
-                let answer = |_, _| async move {
-                    Ok::<_, Reset>(Response::new(Observed::<NoObserver>::unwatched(Body::Full(Bytes::from_static(
-                        answer,
-                    )))))
+                let answer = |_, _| {
+                    let gate = Arc::clone(&of_answers);
+                    async move {
+                        gate.acquire().await.unwrap().forget();
+                        let body = Body::Full(Bytes::from_static(answer));
+                        Ok::<_, Reset>(Response::new(Observed::<NoObserver>::unwatched(body)))
+                    }
                 };
                 serve(stream, TIMEOUT, &watch, answer).await
             });
-            Self { client, served, room, drain }
+            Self { client, served, room, drain, gate }
         }
 
         /// Reads an answer to its end.
@@ -387,6 +452,35 @@ mod tests {
             }
             world.answer(b"found").await;
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_comes_while_an_answer_is_awaited_belongs_to_the_next_requests() {
+        let mut world = World::gated(b"found", 0);
+        let next: Vec<u8> = REQUEST.repeat(3);
+        world.client.write_all(&[REQUEST, &next[..10]].concat()).await.unwrap();
+        for piece in next[10..].chunks(7) {
+            world.client.write_all(piece).await.unwrap();
+            sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(world.room(), 512, "hyper does not read");
+        for _ in 0..4 {
+            world.gate.add_permits(1);
+            world.answer(b"found").await;
+        }
+        sleep(3 * IDLE_AFTER).await;
+        assert_eq!(world.room(), 1, "nothing is left");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_read_ahead_is_bounded() {
+        let mut world = World::gated(b"found", 0);
+        let mut sent = 0;
+        while let Ok(written) = tokio::time::timeout(TIMEOUT, world.client.write(REQUEST)).await {
+            sent += written.unwrap();
+        }
+        // With hyper's own buffer, and that of the pipe.
+        assert!(sent > AHEAD && sent < AHEAD + 512 + 8192 + 256, "{sent} bytes");
     }
 
     #[tokio::test(start_paused = true)]

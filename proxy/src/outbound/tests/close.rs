@@ -135,3 +135,22 @@ async fn the_proxy_of_an_address_may_close_the_applications_connection_and_nobod
         }
     }
 }
+
+#[tokio::test]
+async fn a_client_that_leaves_is_noticed_while_its_answer_is_awaited() {
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = Proxy::start(silent.local_addr().unwrap(), Control::default()).await;
+    // Also with bytes of the next request, which wait for the answer.
+    for next in ["", "\r\n", "GET /next HTTP/1.1\r\nhost: "] {
+        let mut client = proxy.connect().await;
+        let request = format!("GET / HTTP/1.1\r\nhost: server.demo\r\n\r\n{next}");
+        client.write_all(request.as_bytes()).await.unwrap();
+        let (mut server, _) = silent.accept().await.unwrap();
+        let mut head = [0; 14];
+        server.read_exact(&mut head).await.unwrap();
+        drop(client);
+        let mut rest = Vec::new();
+        let ended = tokio::time::timeout(Duration::from_secs(5), server.read_to_end(&mut rest)).await;
+        assert!(ended.is_ok(), "the server's connection continues without a client: {next:?}");
+    }
+}
