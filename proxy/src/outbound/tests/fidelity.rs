@@ -230,6 +230,27 @@ async fn trailers_have_nothing_of_the_mesh() {
     }
 }
 
+#[tokio::test]
+async fn trailers_of_http1_pass_where_they_are_announced_and_wanted() {
+    let announced =
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntrailer: x-sum\r\n\r\n4\r\nbody\r\n0\r\nx-sum: 7\r\n\r\n";
+    let silent = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\nx-sum: 7\r\n\r\n";
+    for (answer, te, passes) in
+        [(announced, "te: trailers\r\n", true), (announced, "", false), (silent, "te: trailers\r\n", false)]
+    {
+        let app = RawApplication::start(&[answer]).await;
+        for (way, proxy) in ways(app.addr).await {
+            let mut client = proxy.connect().await;
+            let request = format!("GET / HTTP/1.1\r\nhost: server.demo\r\n{te}connection: close\r\n\r\n");
+            client.write_all(request.as_bytes()).await.unwrap();
+            let mut received = String::new();
+            client.read_to_string(&mut received).await.unwrap();
+            assert!(received.contains("\r\nbody\r\n0\r\n"), "{way}: {received}");
+            assert_eq!(received.contains("\r\nx-sum: 7\r\n"), passes, "{way}, {te}: {received}");
+        }
+    }
+}
+
 /// An application that answers when it has read the head of a request, and closes without reading the body.
 async fn answers_early(body: usize) -> SocketAddr {
     serve_each(move |mut stream| async move {

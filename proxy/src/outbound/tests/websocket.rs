@@ -1,6 +1,8 @@
 //! WebSocket through both sides of the proxy: sizes at the borders of its frames, fragments, pings between them, and
 //! how it ends.
 
+use std::collections::HashSet;
+
 use futures::{SinkExt as _, StreamExt as _};
 use tokio_tungstenite::{
     WebSocketStream, accept_async, client_async,
@@ -17,6 +19,8 @@ use tokio_tungstenite::{
 };
 
 use super::{pair::in_front_of, raw::read_head, *};
+
+mod cases;
 
 /// A connection to a server that sends each message back, and closes as it was closed.
 async fn connected() -> (Proxy, WebSocketStream<TcpStream>) {
@@ -117,9 +121,13 @@ async fn compressing() -> (Proxy, TcpStream) {
 /// A client's frame with this first byte.
 fn frame(first: u8, payload: &[u8]) -> Vec<u8> {
     const MASK: [u8; 4] = [0x37, 0xfa, 0x21, 0x3d];
-    let length = u8::try_from(payload.len()).unwrap();
+    let length = match payload.len() {
+        length @ 0..=125 => vec![0x80 | u8::try_from(length).unwrap()],
+        length @ 126..=0xffff => [&[0x80 | 126][..], &u16::try_from(length).unwrap().to_be_bytes()].concat(),
+        length => [&[0x80 | 127][..], &u64::try_from(length).unwrap().to_be_bytes()].concat(),
+    };
     let masked = payload.iter().zip(MASK.iter().cycle()).map(|(byte, mask)| byte ^ mask);
-    [first, 0x80 | length].into_iter().chain(MASK).chain(masked).collect()
+    [first].into_iter().chain(length).chain(MASK).chain(masked).collect()
 }
 
 /// Sends bytes, and waits until the same come back.
