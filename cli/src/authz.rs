@@ -24,7 +24,11 @@ use crate::{
     cluster::{Cluster, ClusterArgs},
     kind::{Kind, names},
     mesh::list_if_served,
-    output::{self, WideFormat, note, or_nothing, progress, table},
+    output::{
+        self, WideFormat, note, or_nothing,
+        progress::{self, API_SERVER},
+        table,
+    },
     resource::{self, Resource, Selection},
 };
 
@@ -98,10 +102,13 @@ struct Policy {
 pub(crate) async fn execute(args: AuthzArgs) -> Result<()> {
     let resource: Resource = args.resource.join("/").parse().map_err(anyhow::Error::msg)?;
     let cluster = args.cluster.cluster().await?;
-    let selection = Selection::in_cluster(Some(resource), args.namespace.as_deref(), &cluster).await?;
-    let namespace = selection.namespace.clone().unwrap_or_else(|| cluster.default_namespace.clone());
-    let pods = resource::pods(&cluster, &selection).await?;
-    let policy = progress::during("policy", Policy::read(&cluster, namespace)).await?;
+    let asked = async {
+        let selection = Selection::in_cluster(Some(resource), args.namespace.as_deref(), &cluster).await?;
+        let namespace = selection.namespace.clone().unwrap_or_else(|| cluster.default_namespace.clone());
+        let pods = resource::pods(&cluster, &selection).await?;
+        anyhow::Ok((pods, Policy::read(&cluster, namespace).await?))
+    };
+    let (pods, policy) = progress::during(API_SERVER, asked).await?;
     let rows = rows(&pods, &policy);
     match (args.output.data(), args.output) {
         (Some(data), _) => data.print(&rows),

@@ -27,7 +27,10 @@ use crate::{
         self, ManifestFormat,
         document::{self, Document, Unusable},
     },
-    output,
+    output::{
+        self,
+        progress::{self, API_SERVER},
+    },
 };
 use manual::Manual;
 use options::ProxyArgs;
@@ -99,7 +102,8 @@ pub(crate) async fn uninject(args: UninjectArgs) -> Result<ExitCode> {
 async fn settings(args: &InjectArgs, documents: &[Document]) -> Result<Manual> {
     let objects: Vec<_> = documents.iter().flat_map(|document| document::objects(&document.value)).collect();
     if !args.ignore_cluster {
-        return Manual::of_cluster(&args.cluster.cluster().await?, &objects).await;
+        let asked = async { Manual::of_cluster(&args.cluster.cluster().await?, &objects).await };
+        return progress::during(API_SERVER, asked).await;
     }
     let anchors = args.identity_trust_anchors_file.as_ref().context(
         "--manual --ignore-cluster needs --identity-trust-anchors-file: a proxy without the mesh's trust anchors does not \

@@ -28,7 +28,10 @@ use crate::{
     docs,
     manifest::{self, ManifestFormat, document, source},
     mesh::installed::Installed,
-    output::{self, progress},
+    output::{
+        self,
+        progress::{self, API_SERVER},
+    },
 };
 use cluster::{Definition, Object};
 use offer::Offer;
@@ -45,8 +48,6 @@ const CERTIFICATES: [(&str, &str); 5] = [
     ("Secret", "linkerd-sp-validator-k8s-tls"),
     ("Secret", "linkerd-policy-validator-k8s-tls"),
 ];
-/// What commands wait for, on a terminal.
-const API_SERVER: &str = "the API server";
 /// Most pods that a message names.
 const NAMED: usize = 5;
 
@@ -180,8 +181,7 @@ pub(crate) async fn upgrade(args: UpgradeArgs) -> Result<ExitCode> {
     if args.crds {
         return definitions(&args.values.definitions().await?, args.output);
     }
-    let asked = args.from_manifests.as_deref().unwrap_or(API_SERVER);
-    let rendered = progress::during(asked, upgraded(&args)).await?;
+    let rendered = upgraded(&args).await?;
     output::raw(&rendered.text(args.output)?)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -197,8 +197,9 @@ async fn upgraded(args: &UpgradeArgs) -> Result<Rendered> {
         }
         None => {
             let cluster = args.cluster.cluster().await?;
-            let settings = settings(&Stored::in_cluster(&cluster).await?, &args.values).await?;
-            let offer = Offer::of(&cluster).await?;
+            let stored = progress::during(API_SERVER, Stored::in_cluster(&cluster)).await?;
+            let settings = settings(&stored, &args.values).await?;
+            let offer = progress::during(API_SERVER, Offer::of(&cluster)).await?;
             if let Some(lack) = offer.lack(&Chart::control_plane()?.values(&settings)?, "upgrade") {
                 bail!("{lack}");
             }

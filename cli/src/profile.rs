@@ -23,7 +23,10 @@ use weft_k8s_api::{
 use crate::{
     cluster::{ANSWER, ClusterArgs, within},
     manifest::{self, ManifestFormat, document},
-    output,
+    output::{
+        self,
+        progress::{self, API_SERVER},
+    },
 };
 
 /// With the service's name, namespace and domain.
@@ -80,7 +83,7 @@ pub(crate) async fn execute(args: ProfileArgs) -> Result<ExitCode> {
     check_label("service", &args.service)?;
     // First what is given, then what may take time.
     let routes = routes(&args.from)?;
-    let service = service(&args).await?;
+    let service = progress::during(API_SERVER, service(&args)).await?;
     check_label("namespace", &service.namespace)?;
     let text = match routes {
         None => template(&service, args.output)?,

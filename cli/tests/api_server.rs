@@ -177,16 +177,59 @@ fn head(stream: &mut impl Read) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
+/// Twice as long as a command may be silent: the commands run at the same time.
+const SLOW: Duration = Duration::from_secs(2);
+
+/// An HTTP server that has nothing, and takes its time to say so.
+fn slow_web_server() -> SocketAddr {
+    serve(|mut stream| {
+        if head(&mut stream).is_some() {
+            thread::sleep(SLOW);
+            let answer = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+            stream.write_all(answer).unwrap();
+        }
+    })
+}
+
 #[test]
 fn a_terminal_says_what_a_slow_command_waits_for() {
-    let server = ApiServer::start(Duration::from_millis(1500));
+    let server = ApiServer::start(SLOW);
     let kubeconfig = server.kubeconfig("127.0.0.1", json!({}), json!({}));
-    let mut terminal = kubeconfig.clean("script");
-    let weft = format!("{} upgrade --kubeconfig {}/config", env!("CARGO_BIN_EXE_weft"), kubeconfig.0.path().display());
-    let shown = terminal.args(["-q", "-c", &weft, "/dev/null"]).output().unwrap().stdout;
-    let shown = String::from_utf8_lossy(&shown);
-    let line = shown.find("waiting for: the API server\r\x1b[2K").unwrap_or_else(|| panic!("{shown:?}"));
-    assert!(shown[line..].contains("linkerd-config does not exist"), "{shown:?}");
+    let file = format!("{}/config", kubeconfig.0.path().display());
+    let url = format!("http://{}/a.yaml", slow_web_server());
+    let (api_server, no_mesh) = ("the API server", "linkerd-config does not exist");
+    let no_workload = "Deployment default/web: ";
+    let no_viz = ("the API server, and weft-viz", "weft-viz cannot be asked");
+    let no_manifest = (url.as_str(), "the server answered 404");
+    let running = [
+        (format!("upgrade --kubeconfig {file}"), (api_server, no_mesh)),
+        (format!("profile --template web --kubeconfig {file}"), (api_server, no_mesh)),
+        (format!("inject --manual {file} --kubeconfig {file}"), (api_server, no_mesh)),
+        (format!("authz deploy/web --kubeconfig {file}"), (api_server, no_workload)),
+        (format!("trace deploy/web --kubeconfig {file}"), (api_server, no_workload)),
+        (format!("trace --kubeconfig {file}"), ("the nodes' agents", "the agents' pods in namespace linkerd")),
+        (format!("diagnostics proxy-metrics deploy/web --kubeconfig {file}"), ("the proxies' metrics", no_workload)),
+        (format!("tap deploy/web --kubeconfig {file}"), no_viz),
+        (format!("top deploy/web --kubeconfig {file}"), no_viz),
+        (format!("dashboard --show url --port 0 --kubeconfig {file}"), no_viz),
+        (format!("inject {url}"), no_manifest),
+        (format!("uninject {url}"), no_manifest),
+        (format!("install --ignore-cluster --values {url}"), no_manifest),
+        (format!("upgrade --from-manifests {url}"), no_manifest),
+    ]
+    .map(|(arguments, shown)| {
+        let weft = format!("{} {arguments}", env!("CARGO_BIN_EXE_weft"));
+        let mut terminal = kubeconfig.clean("script");
+        terminal.args(["-q", "-c", &weft, "/dev/null"]).stdout(Stdio::piped());
+        (terminal.spawn().unwrap(), arguments, shown)
+    });
+    for (terminal, arguments, (waits_for, fails_with)) in running {
+        let shown = terminal.wait_with_output().unwrap().stdout;
+        let shown = String::from_utf8_lossy(&shown);
+        let line = shown.find(&format!("waiting for: {waits_for}\r\x1b[2K"));
+        let line = line.unwrap_or_else(|| panic!("{arguments}: {shown:?}"));
+        assert!(shown[line..].contains(fails_with), "{arguments}: {shown:?}");
+    }
 }
 
 #[test]

@@ -80,20 +80,7 @@ struct Source {
 type Scraped = (Source, Result<String, String>);
 
 pub(super) async fn of_proxies(args: ProxyMetricsArgs) -> Result<ExitCode> {
-    let network = args.mesh.network().await?;
-    let namespace = args.namespace.as_deref();
-    let sources = match &network {
-        PodNetwork::Cluster(cluster) => {
-            let selection = Selection::in_cluster(Some(args.resource), namespace, cluster).await?;
-            resource::pods(cluster, &selection).await?.iter().map(proxy_of).collect()
-        }
-        PodNetwork::Sandbox(state) => {
-            let selection = Selection::in_sandbox(Some(args.resource), namespace, state)?;
-            vec![proxy_in_sandbox(selection.known(state)?)]
-        }
-    };
-    let scraped = scrape(&network, sources, PROXIES_WITHIN);
-    let mut scraped = progress::during("the proxies' metrics", scraped).await;
+    let mut scraped = progress::during("the proxies' metrics", scrape_proxies(&args)).await?;
     if args.obfuscate {
         for (_, metrics) in &mut scraped {
             *metrics = metrics.as_deref().map(obfuscate).map_err(Clone::clone);
@@ -103,13 +90,32 @@ pub(super) async fn of_proxies(args: ProxyMetricsArgs) -> Result<ExitCode> {
 }
 
 pub(super) async fn of_control_plane(args: ControllerMetricsArgs) -> Result<ExitCode> {
+    print(&progress::during("the control plane's metrics", scrape_control_plane(&args)).await?, true)
+}
+
+async fn scrape_proxies(args: &ProxyMetricsArgs) -> Result<Vec<Scraped>> {
+    let network = args.mesh.network().await?;
+    let (resource, namespace) = (Some(args.resource.clone()), args.namespace.as_deref());
+    let sources = match &network {
+        PodNetwork::Cluster(cluster) => {
+            let selection = Selection::in_cluster(resource, namespace, cluster).await?;
+            resource::pods(cluster, &selection).await?.iter().map(proxy_of).collect()
+        }
+        PodNetwork::Sandbox(state) => {
+            let selection = Selection::in_sandbox(resource, namespace, state)?;
+            vec![proxy_in_sandbox(selection.known(state)?)]
+        }
+    };
+    Ok(scrape(&network, sources, PROXIES_WITHIN).await)
+}
+
+async fn scrape_control_plane(args: &ControllerMetricsArgs) -> Result<Vec<Scraped>> {
     let network = args.mesh.network().await?;
     let sources = match &network {
         PodNetwork::Cluster(cluster) => control_plane(cluster).await?,
         PodNetwork::Sandbox(state) => control_plane_in_sandbox(state),
     };
-    let scraped = scrape(&network, sources, args.wait);
-    print(&progress::during("the control plane's metrics", scraped).await, true)
+    Ok(scrape(&network, sources, args.wait).await)
 }
 
 fn proxy_of(pod: &Pod) -> Source {

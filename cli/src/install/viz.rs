@@ -8,7 +8,6 @@ use clap::Args;
 use serde_json::json;
 
 use super::{
-    API_SERVER,
     cluster::{self, InstalledViz},
     print,
     render::{Rendered, yaml},
@@ -20,7 +19,10 @@ use crate::{
     component::{NAMESPACE, SELECTOR},
     manifest::ManifestFormat,
     mesh::installed::Installed,
-    output::{self, progress},
+    output::{
+        self,
+        progress::{self, API_SERVER},
+    },
 };
 
 /// Kinds of the chart that the mesh's chart does not have.

@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use http::Uri;
 
 use super::download;
+use crate::output::progress;
 
 /// A text, and the name to call it by.
 #[derive(Clone, Debug)]
@@ -48,7 +49,10 @@ pub(crate) async fn read_one(from: &str) -> Result<Source> {
         return Ok(Source { name: "standard input".into(), text });
     }
     match url(from)? {
-        Some(url) => Ok(Source { name: from.into(), text: download::get(url).await? }),
+        Some(url) => {
+            let text = progress::during(from, download::get(url)).await?;
+            Ok(Source { name: from.into(), text })
+        }
         None => file(Path::new(from)),
     }
 }

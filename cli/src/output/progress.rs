@@ -13,6 +13,8 @@ use super::colour;
 
 /// How long a command may be silent.
 const SILENCE: Duration = Duration::from_secs(1);
+/// What most commands wait for.
+pub(crate) const API_SERVER: &str = "the API server";
 /// Clears the terminal's current line.
 const CLEAR_LINE: &str = "\r\x1b[2K";
 /// Longest text: one line of a narrow terminal, since a wrapped line would not be cleared.
@@ -77,6 +79,8 @@ impl<W: Write> Drop for Progress<W> {
 }
 
 /// Awaits `work`. If it takes longer than a second, standard error says what is waited for, if it is a terminal.
+///
+/// Not for `work` that calls this itself: the end of the inner wait would clear the line of the outer one.
 pub(crate) async fn during<T>(what: &str, work: impl Future<Output = T>) -> T {
     Progress::new().during(what, work).await
 }

@@ -23,6 +23,7 @@ use weft_viz_core::{
 use super::direct::Direct;
 use crate::{
     component::{self, Tokens},
+    output::progress,
     pod_network::PodNetwork,
     target::MeshArgs,
 };
@@ -69,7 +70,8 @@ impl SourceArgs {
         if let PodNetwork::Cluster(_) = &network
             && !self.direct
         {
-            let found = component::find(&self.mesh.cluster).await;
+            let found = component::find(&self.mesh.cluster);
+            let found = progress::during("the API server, and weft-viz", found).await;
             if let Some(found) = found.context("weft-viz cannot be asked (--direct reads the proxies itself)")? {
                 let relay = Relay::new(found.channel, found.authorization, found.tokens);
                 return Ok(Source::Component(relay, Box::new(Direct::new(network))));
@@ -140,7 +142,8 @@ impl Source {
 
     /// Live requests, until their reader goes. They outlive the component's pod.
     pub(crate) async fn tap(&self, request: TapRequest) -> Result<Events> {
-        let events = self.answer(self.viz().tap(Request::new(request)).await)?;
+        let opened = self.viz().tap(Request::new(request));
+        let events = self.answer(progress::during("the pods to tap", opened).await)?;
         let is_component = self.is_component();
         Ok(events.map(move |event| event.map_err(|status| explain(&status, is_component))).boxed())
     }

@@ -31,7 +31,7 @@ use crate::{
     mesh::{list, pods},
     output::{
         colour::{self, paint_if},
-        note,
+        note, progress,
     },
     pod_network::PodNetwork,
 };
@@ -72,7 +72,7 @@ impl Kernel {
         let mut tasks = JoinSet::new();
         let (events_tx, events) = mpsc::channel(QUEUE);
         let mut opened = 0;
-        for (agent, stream) in streams(network, &request).await {
+        for (agent, stream) in progress::during("the nodes' agents", streams(network, &request)).await {
             match stream {
                 Ok(stream) => {
                     opened += 1;
