@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use clap::{Arg, Command, Subcommand as _};
 use clap_complete::{
-    CompleteEnv,
+    CompleteEnv, Shell,
     engine::{ArgValueCandidates, ArgValueCompleter, CompletionCandidate},
     env::Shells,
 };
@@ -24,6 +24,7 @@ use kube::{
     Api,
     api::{ApiResource, DynamicObject, GroupVersionKind, ListParams},
 };
+use weft_k8s_api::policy::EgressNetwork;
 
 use crate::{cluster::ClusterArgs, kind::Kind, viz::Verb};
 
@@ -33,6 +34,9 @@ const VARIABLE: &str = "WEFT_COMPLETE";
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Most names that are asked for: longer lists are of no use in a shell.
 const MOST: u32 = 500;
+/// The end of zsh's script. In a folder of `fpath`, the whole script is the function `_weft`, which zsh calls for the
+/// first completion of a session: without this line, the call would define the completer and complete nothing.
+const ZSH_AUTOLOADED: &str = "if [[ $funcstack[1] == _weft ]]; then _clap_dynamic_completer_weft \"$@\"; fi\n";
 
 /// Answers a script and ends the process, if one asks.
 pub(crate) fn answer(command: fn() -> Command) {
@@ -40,20 +44,36 @@ pub(crate) fn answer(command: fn() -> Command) {
 }
 
 /// The script for a shell.
-pub(crate) fn script(shell: clap_complete::Shell, to: &mut Vec<u8>) -> Result<()> {
-    let shell = shell.to_string();
+pub(crate) fn script(shell: Shell, to: &mut Vec<u8>) -> Result<()> {
+    let name = shell.to_string();
     let shells = Shells::builtins();
-    let shell = shells.completer(&shell).with_context(|| format!("{shell}: no completion for this shell"))?;
-    shell.write_registration(VARIABLE, "weft", "weft", "weft", to)?;
+    let completer = shells.completer(&name).with_context(|| format!("{name}: no completion for this shell"))?;
+    completer.write_registration(VARIABLE, "weft", "weft", "weft", to)?;
+    if shell == Shell::Zsh {
+        to.extend_from_slice(ZSH_AUTOLOADED.as_bytes());
+    }
     Ok(())
 }
 
 /// Adds what completes names to a command and those below it. What is in a sandbox, no cluster knows.
 fn with_names(command: Command) -> Command {
     let below = |command: Command| if command.get_name() == "sandbox" { command } else { with_names(command) };
-    // The commands about metrics do not take a name without its kind.
-    let with_name = if Verb::has_subcommand(command.get_name()) { with_kind_and_name } else { with_name };
+    // Policy and the commands about metrics do not take a name without its kind.
+    let with_name: fn(Arg) -> Arg = match command.get_name() {
+        "policy" => with_policy_target,
+        name if Verb::has_subcommand(name) => with_kind_and_name,
+        _ => with_name,
+    };
     command.mut_args(with_name).mut_subcommands(below)
+}
+
+fn with_policy_target(arg: Arg) -> Arg {
+    match arg.get_id().as_str() {
+        "resource" => arg.add(ArgValueCompleter::new(|current: &OsStr| {
+            current.to_str().map(|current| candidates(policy_targets(Line::read(), current))).unwrap_or_default()
+        })),
+        _ => with_name(arg),
+    }
 }
 
 fn with_kind_and_name(arg: Arg) -> Arg {
@@ -75,7 +95,7 @@ fn with_name(arg: Arg) -> Arg {
         }
         "service" => arg.add(ArgValueCandidates::new(|| candidates(names(Line::read(), Kind::Service, PATIENCE)))),
         "context" => arg.add(ArgValueCandidates::new(|| candidates(contexts(&Line::read())))),
-        "resource" | "pod" => arg.add(ArgValueCompleter::new(|current: &OsStr| {
+        "resource" | "pod" | "pods" => arg.add(ArgValueCompleter::new(|current: &OsStr| {
             current.to_str().map(|current| candidates(resources(Line::read(), current))).unwrap_or_default()
         })),
         _ => arg,
@@ -122,6 +142,23 @@ fn kinds_and_names(line: Line, current: &str) -> Vec<String> {
     found
 }
 
+/// What `weft diagnostics policy` takes: kinds with a slash, and the names after it.
+fn policy_targets(line: Line, current: &str) -> Vec<String> {
+    let kinds = Kind::with_pods().chain([Kind::Service]).map(|kind| (kind.short(), resource(kind)));
+    let mut kinds = kinds.chain([("egressnetwork", ApiResource::erase::<EgressNetwork>(&()))]);
+    let mut found: Vec<String> = match current.split_once('/') {
+        None => kinds.map(|(kind, _)| format!("{kind}/")).collect(),
+        Some((wanted, _)) => match kinds.find(|(kind, _)| *kind == wanted) {
+            Some((kind, resource)) => {
+                names_of(line, resource, PATIENCE).iter().map(|name| format!("{kind}/{name}")).collect()
+            }
+            None => return Vec::new(),
+        },
+    };
+    found.retain(|name| name.starts_with(current));
+    found
+}
+
 fn resource(kind: Kind) -> ApiResource {
     let gvk = GroupVersionKind::gvk(kind.group().unwrap_or_default(), "v1", &format!("{kind:?}"));
     ApiResource::from_gvk_with_plural(&gvk, kind.plural())
@@ -132,9 +169,13 @@ async fn list(api: Api<DynamicObject>) -> Result<Vec<String>> {
     Ok(found.items.into_iter().filter_map(|object| object.metadata.name).collect())
 }
 
+fn names(line: Line, kind: Kind, patience: Duration) -> Vec<String> {
+    names_of(line, resource(kind), patience)
+}
+
 /// Names of objects in the cluster that the line so far is about; none if it does not give them in time. In a thread of
 /// its own: a program that a kubeconfig names for credentials cannot be interrupted.
-fn names(line: Line, kind: Kind, patience: Duration) -> Vec<String> {
+fn names_of(line: Line, resource: ApiResource, patience: Duration) -> Vec<String> {
     if line.is_local {
         return Vec::new();
     }
@@ -142,8 +183,7 @@ fn names(line: Line, kind: Kind, patience: Duration) -> Vec<String> {
     thread::spawn(move || {
         let asked = async {
             let cluster = line.cluster.cluster().await?;
-            let resource = resource(kind);
-            let api: Api<DynamicObject> = if kind == Kind::Namespace {
+            let api: Api<DynamicObject> = if resource.plural == Kind::Namespace.plural() {
                 Api::all_with(cluster.client, &resource)
             } else {
                 Api::namespaced_with(cluster.client, &line.namespace.unwrap_or(cluster.default_namespace), &resource)
@@ -198,6 +238,11 @@ impl Line {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        io::{BufRead as _, BufReader, Read as _, Write as _},
+        net::TcpListener,
+    };
+
     use clap::CommandFactory as _;
 
     use super::*;
@@ -246,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_cluster_that_does_not_answer_has_no_names() {
-        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
         let (_directory, line) = kubeconfig(&silent.local_addr().unwrap().to_string());
         assert!(names(line, Kind::Pod, Duration::from_millis(200)).is_empty());
         let (_directory, line) = kubeconfig("127.0.0.1:1");
@@ -269,6 +314,58 @@ mod tests {
         assert_eq!(complete(&["weft", "stat", "deploy", "--from", "rs"]), ["rs", "rs/"]);
     }
 
+    /// An API server that knows one object of every kind, and the first line of each request.
+    fn api_server(name: &'static str) -> (String, mpsc::Receiver<String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (asked_tx, asked) = mpsc::channel();
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = BufReader::new(stream.unwrap());
+                let mut lines = stream.by_ref().lines().map_while(Result::ok);
+                let _ = asked_tx.send(lines.next().unwrap_or_default());
+                let _ = lines.find(String::is_empty);
+                let version = "meta.k8s.io/v1";
+                let list = serde_json::json!({
+                    "apiVersion": version, "kind": "PartialObjectMetadataList", "metadata": {},
+                    "items": [{"apiVersion": version, "kind": "PartialObjectMetadata", "metadata": {"name": name}}],
+                });
+                let (head, body) = ("HTTP/1.1 200 OK\r\ncontent-type: application/json", list.to_string());
+                let length = body.len();
+                let answer = format!("{head}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}");
+                stream.get_mut().write_all(answer.as_bytes()).unwrap();
+            }
+        });
+        (address, asked)
+    }
+
+    #[test]
+    fn policy_is_of_a_kind_with_a_name() {
+        let (_directory, line) = kubeconfig("127.0.0.1:1");
+        assert_eq!(policy_targets(line, "s"), ["sts/", "svc/"]);
+        let (_directory, line) = kubeconfig("127.0.0.1:1");
+        assert!(policy_targets(line, "ns/x").is_empty());
+        assert_eq!(complete(&["weft", "diagnostics", "policy", "eg"]), ["egressnetwork/"]);
+        let (address, asked) = api_server("internet");
+        for (current, path) in [
+            ("svc/int", "/api/v1/namespaces/default/services?"),
+            ("egressnetwork/", "/apis/policy.linkerd.io/v1alpha1/namespaces/default/egressnetworks?"),
+        ] {
+            let (_directory, line) = kubeconfig(&address);
+            let (kind, _) = current.split_once('/').unwrap();
+            assert_eq!(policy_targets(line, current), [format!("{kind}/internet")]);
+            let request = asked.recv().unwrap();
+            assert!(request.starts_with(&format!("GET {path}")), "{request}");
+        }
+    }
+
+    #[test]
+    fn pods_of_identity_and_verdicts_of_a_trace_are_completed() {
+        let found = complete(&["weft", "identity", "deploy"]);
+        assert!(found.iter().any(|name| name == "deploy/"), "{found:?}");
+        assert_eq!(complete(&["weft", "trace", "--verdict", "deny_no_"]), ["deny_no_listener", "deny_no_memory"]);
+    }
+
     #[test]
     fn the_line_so_far_says_which_cluster() {
         let of = |words: &[&str]| Line::of(&words.iter().map(OsString::from).collect::<Vec<_>>());
@@ -283,14 +380,26 @@ mod tests {
         assert!(of(&["--", "weft", "trace", "--sandbox", "default", ""]).is_local);
     }
 
+    fn script_of(shell: Shell) -> String {
+        let mut text = Vec::new();
+        script(shell, &mut text).unwrap();
+        String::from_utf8(text).unwrap()
+    }
+
     #[test]
     fn every_shell_gets_a_script_that_asks_weft() {
         use clap::ValueEnum as _;
-        for shell in clap_complete::Shell::value_variants() {
-            let mut text = Vec::new();
-            script(*shell, &mut text).unwrap();
-            let text = String::from_utf8(text).unwrap();
+        for shell in Shell::value_variants() {
+            let text = script_of(*shell);
             assert!(text.contains(VARIABLE), "{shell}: {text}");
         }
+    }
+
+    /// The name of the function is clap's.
+    #[test]
+    fn zsh_calls_the_completer_when_it_loads_the_script_to_complete() {
+        let text = script_of(Shell::Zsh);
+        assert!(text.starts_with("#compdef weft\nfunction _clap_dynamic_completer_weft() {\n"), "{text}");
+        assert!(text.ends_with(&format!("\ncompdef _clap_dynamic_completer_weft weft\n{ZSH_AUTOLOADED}")), "{text}");
     }
 }

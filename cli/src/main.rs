@@ -152,7 +152,7 @@ enum Command {
   weft completion zsh > \"${fpath[1]}/_weft\"
   weft completion fish > ~/.config/fish/completions/weft.fish
 
-The script asks weft, which asks the cluster for names of namespaces, workloads, pods and Services."
+The script asks weft, which asks the cluster for names of namespaces, workloads, pods, Services and EgressNetworks."
     )]
     Completion {
         /// The shell to complete for

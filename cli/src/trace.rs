@@ -23,12 +23,34 @@ use weft_proto::agent::{self, WatchRequest};
 
 use crate::{
     kind::{self, Kind},
-    output::WideFormat,
+    output::{
+        WideFormat,
+        progress::{self, API_SERVER},
+    },
     resource::{Resource, Selection},
     target::{Target, TargetArgs},
 };
 use names::Names;
 use printer::Printer;
+
+/// The verdicts that the kernel programs give. The programs' own list (`ebpf/abi/src/verdict.rs`) is in a package that
+/// this one does not depend on; a test compares the two.
+const VERDICTS: [&str; 14] = [
+    "redirect",
+    "pass_proxy",
+    "pass_proxy_group",
+    "pass_proxy_cgroup",
+    "pass_loopback",
+    "pass_own_address",
+    "pass_skip_port",
+    "pass_skip_subnet",
+    "pass_pod_bypassed",
+    "pass_node_bypassed",
+    "deny_no_listener",
+    "deny_no_memory",
+    "deny_unknown_pod",
+    "deny_device",
+];
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -42,9 +64,6 @@ use printer::Printer;
                                                     what curl does to Services, and how long its proxy takes to accept
   weft trace --sandbox other client-0               a sandbox of this host
   weft trace --agent-socket /run/weft/agent.sock -o json | jq -r .original_destination
-
-Verdicts: redirect, pass_proxy, pass_proxy_group, pass_proxy_cgroup, pass_loopback, pass_own_address, pass_skip_port,
-pass_skip_subnet, pass_pod_bypassed, pass_node_bypassed, deny_no_listener, deny_no_memory, deny_unknown_pod, deny_device.
 
 Ends with 0 at Ctrl-C, after --timeout, or after --count events; with 1 when --timeout comes before --count.")]
 pub(crate) struct TraceArgs {
@@ -66,7 +85,7 @@ pub(crate) struct TraceArgs {
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
     /// Only this verdict
-    #[arg(long)]
+    #[arg(long, value_parser = VERDICTS)]
     verdict: Option<String>,
     /// Only connections that threads of this name make
     #[arg(long, value_name = "NAME")]
@@ -102,7 +121,8 @@ pub(crate) async fn execute(args: TraceArgs) -> Result<()> {
     let watch = async {
         match args.target.target().await? {
             Target::Cluster(cluster) => {
-                let selection = Selection::in_cluster(args.resource(), args.namespace.as_deref(), &cluster).await?;
+                let selected = Selection::in_cluster(args.resource(), args.namespace.as_deref(), &cluster);
+                let selection = progress::during(API_SERVER, selected).await?;
                 nodes::trace(&cluster, &args.request(&selection), &selection, &mut printer).await
             }
             Target::Sandbox(state) => {
@@ -164,5 +184,38 @@ impl TraceArgs {
             destination: self.destination.map(|network| network.to_string()).unwrap_or_default(),
             accepted: self.accepted,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: TraceArgs,
+    }
+
+    #[test]
+    fn verdicts_are_those_that_the_programs_give() {
+        let source = include_str!("../../ebpf/abi/src/verdict.rs");
+        // Directions, and verdicts of `weft explain` alone.
+        let others = ["outbound", "inbound", "pass_not_meshed", "pass_not_tcp"];
+        let labels = source.lines().filter_map(|line| line.trim().strip_suffix("\",")?.split_once(" => \""));
+        let labels: Vec<&str> = labels.map(|(_, label)| label).filter(|label| !others.contains(label)).collect();
+        assert_eq!(labels, VERDICTS);
+    }
+
+    #[test]
+    fn a_word_that_is_no_verdict_is_refused_with_the_verdicts() {
+        let parse = |verdict: &str| Cli::try_parse_from(["trace", "--verdict", verdict]).map(|cli| cli.args.verdict);
+        assert_eq!(parse("deny_device").unwrap().as_deref(), Some("deny_device"));
+        let error = parse("redirected").unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        let text = error.to_string();
+        assert!(VERDICTS.iter().all(|verdict| text.contains(verdict)), "{text}");
     }
 }

@@ -1,5 +1,6 @@
 //! One event as a line for people or as an object for programs.
 
+use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 use weft_k8s_api::printable;
 use weft_proto::agent::{Direction, Event, EventKind};
@@ -7,9 +8,7 @@ use weft_proto::agent::{Direction, Event, EventKind};
 use super::names::Names;
 use crate::output::colour::{self, paint_if};
 
-const NS_PER_S: u64 = 1_000_000_000;
 const NS_PER_US: u64 = 1000;
-const S_PER_DAY: u64 = 24 * 60 * 60;
 
 /// Width of the column of pods, until there is a longer name.
 pub(super) const POD_WIDTH: usize = 32;
@@ -191,8 +190,9 @@ fn direction(event: &Event) -> &'static str {
 
 /// `HH:MM:SS.µs`, in UTC as in the mesh's logs.
 fn time_of_day(unix_ns: u64) -> String {
-    let (seconds, micros) = (unix_ns / NS_PER_S % S_PER_DAY, unix_ns % NS_PER_S / 1000);
-    format!("{:02}:{:02}:{:02}.{micros:06}", seconds / 3600, seconds / 60 % 60, seconds % 60)
+    // Always within jiff's range: 64 bits of nanoseconds end in 2554.
+    let time = Timestamp::from_nanosecond(unix_ns.into()).unwrap_or_default();
+    time.strftime("%H:%M:%S%.6f").to_string()
 }
 
 #[cfg(test)]

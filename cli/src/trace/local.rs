@@ -12,7 +12,10 @@ use weft_proto::agent::{WatchRequest, trace_client::TraceClient};
 use weft_sandbox::state::State;
 
 use super::printer::{Next, Printer};
-use crate::{agent, output::note};
+use crate::{
+    agent,
+    output::{note, progress},
+};
 
 /// Deadline for an agent to come back. The sandbox restarts it at once.
 const BACK_WITHIN: Duration = Duration::from_secs(30);
@@ -59,7 +62,8 @@ async fn reconnect(socket: &Path) -> Result<Option<Channel>> {
 
 /// Prints events until there are enough, or until the agent goes away; returns the reason. Anything else is an error.
 async fn watch(channel: Channel, request: &WatchRequest, printer: &mut Printer) -> Result<Option<String>> {
-    let mut events = match TraceClient::new(channel).watch(request.clone()).await {
+    let mut client = TraceClient::new(channel);
+    let mut events = match progress::during("the agent", client.watch(request.clone())).await {
         Ok(response) => response.into_inner(),
         Err(status) if is_gone(status.code()) => return Ok(Some(status.message().to_owned())),
         Err(status) => bail!("the agent refused: {}", status.message()),

@@ -11,7 +11,7 @@ mod connections;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
+    fmt, future,
     pin::pin,
     time::Duration,
 };
@@ -46,7 +46,10 @@ use crate::{
     agent::{SELECTOR, in_pod, reason},
     cluster::{ANSWER, Cluster, root_cause, within},
     mesh::{list, pods},
-    output::note,
+    output::{
+        note,
+        progress::{self, API_SERVER},
+    },
     resource::Selection,
 };
 use connections::Nodes;
@@ -95,9 +98,12 @@ pub(super) async fn trace(
     let (messages_tx, mut messages) = mpsc::channel(QUEUE);
     let mut tasks = Tasks { set: JoinSet::new(), running: BTreeMap::new(), listed: BTreeSet::new() };
     let mut nodes = Nodes::default();
-    let mut names = names_of(cluster, selection).await?;
+    let mut names = progress::during(API_SERVER, names_of(cluster, selection)).await?;
+    // Shows what is waited for until the first agent answers, or a note says that it does not.
+    let mut opening = Some(Box::pin(progress::during("the nodes' agents", future::pending::<()>())));
     loop {
         tokio::select! {
+            () = async { match &mut opening { Some(opening) => opening.await, None => future::pending().await } } => {}
             Some(event) = agent_pods.next() => match event {
                 Ok(event) => {
                     let first = matches!(event, watcher::Event::InitDone) && !nodes.begun();
@@ -131,6 +137,7 @@ pub(super) async fn trace(
             },
             Some((source, message)) = messages.recv() => match message {
                 Message::Connected => {
+                    opening = None;
                     nodes.connected(&source);
                     printer.header()?;
                 }
@@ -142,7 +149,10 @@ pub(super) async fn trace(
                         return Ok(());
                     }
                 }
-                Message::Gone(why) => nodes.gone(&source, &why),
+                Message::Gone(why) => {
+                    opening = None;
+                    nodes.gone(&source, &why);
+                }
                 Message::Refused(why) => bail!("the agent on {} refused: {why}", source.node),
             },
         }
