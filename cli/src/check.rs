@@ -38,7 +38,7 @@ use tokio::time::Instant;
 
 use crate::output::{
     self, Data,
-    progress::{self, Progress},
+    progress::{self, API_SERVER, Progress},
 };
 use gather::Gathering;
 use options::{Format, Request, Scope};
@@ -94,12 +94,12 @@ async fn run(request: Request) -> Result<ExitCode> {
 
 /// Asks for all facts once. Each category is judged, and printed if nothing can change it, when its facts are there.
 async fn round(scope: &Scope, mut report: Option<&mut Report>, progress: &mut Progress<io::Stderr>) -> Result<Outcome> {
-    let mut gathering =
-        progress::during("the API server", Gathering::start(scope, &catalogue::needs(scope.mode))).await;
+    let mut gathering = progress::during(API_SERVER, Gathering::start(scope, &catalogue::needs(scope.mode))).await;
     loop {
-        let known = catalogue::of(scope.mode).take_while(|category| gathering.has(category.needs));
+        let mode = gathering.facts.applicable_mode();
+        let known = catalogue::of(mode).take_while(|category| gathering.has(category.needs));
         let outcome = Outcome::of(known, &gathering.facts);
-        let next = catalogue::of(scope.mode).find(|category| !gathering.has(category.needs));
+        let next = catalogue::of(mode).find(|category| !gathering.has(category.needs));
         let Some(next) = next.filter(|_| !outcome.is_fatal()) else { return Ok(outcome) };
         if let Some(report) = &mut report {
             report.print_settled(&outcome, progress)?;

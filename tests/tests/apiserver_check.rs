@@ -239,6 +239,13 @@ fn agent_alone() -> Value {
         "spec": {"selector": {"matchLabels": labels}, "template": template}})
 }
 
+/// The same beside a configuration that is not of Weft's chart, such as Linkerd's.
+fn agent_and_linkerd() -> Value {
+    let metadata = json!({"name": "linkerd-config", "namespace": "default"});
+    let config = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata});
+    json!({"apiVersion": "v1", "kind": "List", "items": [config, agent_alone()]})
+}
+
 /// A Service with this metadata beside its name.
 fn service(field: &str, name: &str, value: &str) -> Value {
     let metadata = json!({"name": "weft-test-check", "namespace": "default", field: {name: value}});
@@ -330,6 +337,25 @@ fn rows(root: &Root) -> Vec<Row> {
             )),
             "a node has a kernel that the agent supports",
             &["Node weft-test-check", "4.19"],
+        ),
+        with(
+            "Linkerd's control plane, and Weft's agent alone",
+            &["-L", "default"],
+            Break::Create(agent_and_linkerd()),
+            "control plane is Weft's",
+            &[
+                "ConfigMap default/linkerd-config",
+                "DaemonSet default/weft-test-check",
+                "`linkerd check`",
+                "`weft status -L default`",
+            ],
+        ),
+        with(
+            "Weft's agent alone",
+            &["-L", "default"],
+            Break::Create(agent_alone()),
+            "agents have a control plane of Weft",
+            &["DaemonSet default/weft-test-check", "`linkerd check`", "`weft status -L default`"],
         ),
         row(
             "no definition",

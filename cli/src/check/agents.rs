@@ -34,11 +34,15 @@ pub(super) fn on_all_nodes(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     }
     let nodes = known("Nodes", &mesh.nodes)?;
     let refused = creation_failure(facts);
+    let values = match mesh.is_agent_alone() {
+        true => "tolerations, nodeSelector",
+        false => "agent.tolerations, agent.nodeSelector",
+    };
     let missing = without_agent(nodes, mesh).into_iter().map(|node| {
         let why = refused.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
         let remedy = match refused {
             Some(_) => format!("kubectl label --overwrite namespace {} pod-security.kubernetes.io/enforce=privileged, or remove what refuses it", facts.namespace),
-            None => "meshed pods there never become ready; let it run there (values agent.tolerations, agent.nodeSelector)".to_owned(),
+            None => format!("meshed pods there never become ready; let it run there (values {values})"),
         };
         Problem::new(format!("Node {node}"), format!("has no agent{why}"), remedy)
     });
@@ -91,8 +95,9 @@ pub(super) fn one_version(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     }
     let versions: Vec<_> = versions.into_iter().collect();
     let problem = format!("agents run {} with {} kinds of programs", versions.join(", "), programs.len());
-    let remedy = format!("kubectl -n {} rollout status daemonset/{DAEMON_SET}", facts.namespace);
-    Ok(vec![Problem::new(facts.named("DaemonSet", DAEMON_SET), problem, remedy)])
+    let name = mesh.daemon_set_name();
+    let remedy = format!("kubectl -n {} rollout status daemonset/{name}", facts.namespace);
+    Ok(vec![Problem::new(facts.named("DaemonSet", &name), problem, remedy)])
 }
 
 pub(super) fn below_the_root(facts: &Facts) -> Result<Vec<Problem>, Stop> {
@@ -122,11 +127,12 @@ pub(super) fn no_misses(facts: &Facts) -> Result<Vec<Problem>, Stop> {
 
 /// Why the DaemonSet's pods are not created, if something refuses them.
 fn creation_failure(facts: &Facts) -> Option<String> {
-    let events = facts.cluster().ok()?.events.as_ref().ok()?;
+    let cluster = facts.cluster().ok()?;
+    let (events, name) = (cluster.events.as_ref().ok()?, cluster.mesh.daemon_set_name());
     let of_agents = |event: &&Event| {
         let object = &event.involved_object;
         object.kind.as_deref() == Some("DaemonSet")
-            && object.name.as_deref() == Some(DAEMON_SET)
+            && object.name.as_ref() == Some(&name)
             && object.namespace.as_deref() == Some(&facts.namespace)
             && event.reason.as_deref() == Some("FailedCreate")
     };

@@ -37,7 +37,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     },
     Category {
         name: "pre-kubernetes-setup",
-        needs: &[Part::Access, Part::Config, Part::Settings, Part::Mesh],
+        needs: &[Part::Access, Part::OtherAgents, Part::Config, Part::Settings, Part::Mesh],
         applies: |mode| mode == Mode::Pre,
         checks: &[
             Check::new("control plane is not already installed", "pre-ns", Error, kubernetes::not_installed),
@@ -64,6 +64,21 @@ pub(super) const CATEGORIES: &[Category] = &[
                 "weft-pre-other-agent",
                 Error,
                 kubernetes::no_other_agent,
+            ),
+        ],
+    },
+    // The first of an installation, because it decides which of the others apply.
+    Category {
+        name: "weft-existence",
+        needs: &[Part::Config, Part::OtherAgents],
+        applies: |mode| installed_at_all(mode) || mode == Mode::AgentAlone,
+        checks: &[
+            Check::new("control plane is Weft's", "weft-existence-other-mesh", Fatal, installed::is_ours),
+            Check::new(
+                "agents have a control plane of Weft",
+                "weft-existence-agent-alone",
+                Warning,
+                installed::agents_have_a_control_plane,
             ),
         ],
     },
@@ -160,7 +175,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     Category {
         name: "weft-agent",
         needs: &[Part::Config, Part::Mesh, Part::Events],
-        applies: installed_at_all,
+        applies: |mode| installed_at_all(mode) || mode == Mode::AgentAlone,
         checks: &[
             Check::new("agent DaemonSet exists", "weft-agent-daemonset", Error, agents::exists),
             Check::new("agent runs on all nodes", "weft-agent-nodes", Waits, agents::on_all_nodes),
@@ -465,7 +480,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     Category {
         name: "weft-events",
         needs: &[Part::Events],
-        applies: installed_at_all,
+        applies: |mode| installed_at_all(mode) || mode == Mode::AgentAlone,
         checks: &[Check::new("no part of the mesh warns", "weft-events", Warning, data_plane::no_warnings)],
     },
 ];

@@ -35,6 +35,8 @@ pub(super) enum Mode {
     VizProxy,
     /// The custom resource definitions alone.
     Definitions,
+    /// The agent alone, for Linkerd: where the control plane was to be checked, and Weft has none.
+    AgentAlone,
 }
 
 impl Mode {
@@ -49,8 +51,10 @@ impl Mode {
 pub(super) enum Part {
     /// Custom resource definitions.
     Definitions,
-    /// Before an installation: permissions of this user, the API server's clock and Service, agents of others.
+    /// Before an installation: permissions of this user, the API server's clock and Service.
     Access,
+    /// Agents of other installations.
+    OtherAgents,
     /// ConfigMap linkerd-config: the settings, and the tool that installed them, which remedies name.
     Config,
     /// Namespaces and certificates.
@@ -221,8 +225,30 @@ impl Facts {
         }
     }
 
+    /// What can be checked: where Weft has its agent alone, the agents.
+    pub(super) fn applicable_mode(&self) -> Mode {
+        match self.mode {
+            Mode::Installed | Mode::Proxy if self.agent_alone().is_some() => Mode::AgentAlone,
+            mode => mode,
+        }
+    }
+
+    /// The agent that serves Linkerd from the control plane's namespace, where no control plane is. It is not known
+    /// where this user may not list DaemonSets.
+    pub(super) fn agent_alone(&self) -> Option<&OtherAgent> {
+        let is_here = |agent: &&OtherAgent| agent.alone_in() == Some(self.namespace.as_str());
+        let nothing_else = self.installed() == Some(Installed::No);
+        self.agents_for_linkerd().find(is_here).filter(|_| nothing_else)
+    }
+
+    /// The agents that serve Linkerd, of all namespaces.
+    pub(super) fn agents_for_linkerd(&self) -> impl Iterator<Item = &OtherAgent> {
+        let others = self.cluster.iter().flat_map(|cluster| cluster.other_agents.iter().flatten());
+        others.filter(|agent| agent.alone_in().is_some())
+    }
+
     /// What installed the mesh, if that can be read. It names no release of another mesh, which no remedy may replace.
-    fn installed(&self) -> Option<Installed> {
+    pub(super) fn installed(&self) -> Option<Installed> {
         Some(Installed::of(self.cluster.as_ref().ok()?.config.as_ref().ok()?.as_ref()))
     }
 
@@ -373,7 +399,9 @@ pub(super) mod tests {
                 service_address: Ok("10.96.0.1".to_owned()),
                 other_agents: Ok(Vec::new()),
                 namespaces: Ok(vec![object(json!({"metadata": {"name": "linkerd"}}))]),
-                config: Ok(Some(object(json!({"data": {"values": values}})))),
+                config: Ok(Some(object(
+                    json!({"metadata": {"labels": {PART_OF.0: PART_OF.1}}, "data": {"values": values}}),
+                ))),
                 trust_roots: Ok(Some(object(json!({"data": {"ca-bundle.crt": root.certificate_pem()}})))),
                 issuer: Ok(Some(Secret { data: Some(data.into()), ..Secret::default() })),
                 cluster_roles: Ok(roles),

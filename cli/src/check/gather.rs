@@ -140,12 +140,15 @@ async fn ask(part: Part, source: Source) -> (Part, Update) {
             Box::new(move |facts: &mut ClusterFacts| facts.crds = crds)
         }
         Part::Access => {
-            let (access, clock_skew, address, agents) =
-                join!(access(&cluster), clock_skew(&cluster), cluster.service_address(), OtherAgent::list(&cluster));
+            let (access, clock_skew, address) =
+                join!(access(&cluster), clock_skew(&cluster), cluster.service_address());
             Box::new(move |facts: &mut ClusterFacts| {
-                (facts.access, facts.clock_skew) = (access, clock_skew);
-                (facts.service_address, facts.other_agents) = (address, agents);
+                (facts.access, facts.clock_skew, facts.service_address) = (access, clock_skew, address);
             })
+        }
+        Part::OtherAgents => {
+            let agents = OtherAgent::list(&cluster).await;
+            Box::new(move |facts: &mut ClusterFacts| facts.other_agents = agents)
         }
         Part::Config => {
             let config = get::<ConfigMap>(&cluster, "linkerd-config").await;

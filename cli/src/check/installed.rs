@@ -1,4 +1,4 @@
-//! Checks of the installation: objects by name, readable settings, running pods.
+//! Checks of the installation: whose it is, objects by name, readable settings, running pods.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -12,11 +12,44 @@ use super::{
     facts::Facts,
 };
 use crate::{
-    mesh::{DEPLOYMENTS, is_agent, pods},
+    docs,
+    mesh::{DEPLOYMENTS, installed::Installed, is_agent, pods},
     problem::Problem,
 };
 
 const SERVICE_ACCOUNTS: [&str; 4] = ["linkerd-destination", "linkerd-identity", "linkerd-proxy-injector", "weft-agent"];
+/// What checks the other parts of a mesh of Linkerd.
+const LINKERD: &str = "`linkerd check` for the control plane and the proxies";
+
+/// Remedies of later checks would install Weft's objects into another mesh.
+pub(super) fn is_ours(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    match facts.installed() {
+        None | Some(Installed::No) => return Err(Stop::Skip),
+        Some(Installed::ByUs | Installed::ByHelm(_) | Installed::ByTemplate) => return Ok(Vec::new()),
+        Some(Installed::ByOthers) => {}
+    }
+    let theirs = "is that of another mesh, such as Linkerd";
+    let (problem, remedy) = match facts.agents_for_linkerd().next() {
+        Some(agent) => {
+            let namespace = agent.alone_in().unwrap_or_default();
+            let agents = format!("`weft check -L {namespace}` and `weft status -L {namespace}` for the agents");
+            (format!("{theirs}, and Weft has its agent alone: {}", agent.object()), format!("{LINKERD}, {agents}"))
+        }
+        None => (
+            theirs.to_owned(),
+            format!("{LINKERD}, or -L for the namespace of Weft's control plane; see {}", docs::page("migration.md")),
+        ),
+    };
+    Ok(vec![Problem::new(facts.named("ConfigMap", "linkerd-config"), problem, remedy)])
+}
+
+/// A warning, after which the agents are checked.
+pub(super) fn agents_have_a_control_plane(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let agent = facts.agent_alone().ok_or(Stop::Skip)?;
+    let remedy = format!("{LINKERD}, `weft status -L {}` for the pods that the agents redirect", facts.namespace);
+    Ok(vec![Problem::new(agent.object(), "is Weft's agent alone, for Linkerd: only the agents are checked", remedy)])
+}
+
 pub(super) fn namespace(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let namespaces = known("Namespaces", &facts.cluster()?.namespaces)?;
     if namespaces.iter().any(|namespace| namespace.name_any() == facts.namespace) {

@@ -62,6 +62,11 @@ impl OtherAgent {
         format!("DaemonSet {}/{}", self.namespace, self.name)
     }
 
+    /// Its namespace, if it serves Linkerd, without a control plane of Weft.
+    pub(crate) fn alone_in(&self) -> Option<&str> {
+        self.is_alone.then_some(self.namespace.as_str())
+    }
+
     /// What is wrong with it.
     pub(crate) fn problem(&self) -> &'static str {
         if self.is_alone {

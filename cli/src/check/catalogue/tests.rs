@@ -14,7 +14,14 @@ use super::{
     },
     *,
 };
-use crate::{cluster::HELM_RELEASE, mesh::installed::PART_OF};
+use crate::{
+    cluster::HELM_RELEASE,
+    mesh::{installed::PART_OF, other_agent::tests::alone},
+};
+
+/// Every mode.
+const MODES: [Mode; 7] =
+    [Mode::Pre, Mode::Definitions, Mode::Installed, Mode::Proxy, Mode::Viz, Mode::VizProxy, Mode::AgentAlone];
 
 #[test]
 fn a_healthy_cluster_passes_every_check_of_every_mode() {
@@ -63,6 +70,45 @@ fn only_the_definitions_are_checked_on_request() {
     assert!(outcome.success, "{outcome:#?}");
     facts.cluster.as_mut().unwrap().crds.as_mut().unwrap().remove("servers.policy.linkerd.io");
     assert!(!Outcome::of(of(facts.mode), &facts).success);
+}
+
+/// Every other remedy would put objects of Weft beside those of Linkerd.
+#[test]
+fn of_linkerds_control_plane_nothing_is_said_but_which_commands_apply() {
+    let mut facts = healthy();
+    let cluster = facts.cluster.as_mut().unwrap();
+    (cluster.config, cluster.crds) = (Ok(Some(object(json!({"data": {}})))), Ok(BTreeMap::new()));
+    for (agents, commands) in [
+        (Vec::new(), &["`linkerd check`", "-L"][..]),
+        (vec![alone()], &["DaemonSet linkerd-cni/linkerd-cni", "`linkerd check`", "`weft status -L linkerd-cni`"]),
+    ] {
+        facts.cluster.as_mut().unwrap().other_agents = Ok(agents);
+        let outcome = Outcome::of(of(facts.applicable_mode()), &facts);
+        let failed: Vec<_> = outcome.checks().filter(|check| !check.problems.is_empty()).collect();
+        let [failed] = failed.as_slice() else { panic!("{failed:#?}") };
+        let text = failed.explanation().join("\n");
+        assert!(outcome.is_fatal() && failed.description == "control plane is Weft's", "{outcome:#?}");
+        assert!(text.starts_with("ConfigMap linkerd/linkerd-config: ") && !text.contains("kubectl apply"), "{text}");
+        assert!(commands.iter().all(|command| text.contains(command)), "{text}");
+    }
+}
+
+#[test]
+fn where_the_agent_is_alone_the_agents_are_checked() {
+    let mut facts = Facts { mode: Mode::Installed, namespace: "linkerd-cni".to_owned(), ..healthy() };
+    let cluster = facts.cluster.as_mut().unwrap();
+    (cluster.config, cluster.other_agents) = (Ok(None), Ok(vec![alone()]));
+    let outcome = Outcome::of(of(facts.applicable_mode()), &facts);
+    let names: Vec<_> = outcome.categories.iter().map(|category| category.category_name).collect();
+    assert_eq!(names, ["kubernetes-api", "kubernetes-version", "weft-existence", "weft-agent", "weft-events"]);
+    let noted: Vec<_> = outcome.checks().filter(|check| !check.problems.is_empty()).collect();
+    let [noted] = noted.as_slice() else { panic!("{noted:#?}") };
+    let text = noted.explanation().join("\n");
+    assert!(outcome.success && text.starts_with("DaemonSet linkerd-cni/linkerd-cni: "), "{outcome:#?}");
+    assert!(text.contains("`linkerd check`") && text.contains("`weft status -L linkerd-cni`"), "{text}");
+    // Not the agent of this namespace.
+    facts.namespace = "linkerd".to_owned();
+    assert_eq!(facts.applicable_mode(), Mode::Installed);
 }
 
 #[test]
@@ -116,9 +162,9 @@ fn take(part: Part, from: &ClusterFacts, to: &mut ClusterFacts) {
     match part {
         Part::Definitions => to.crds = from.crds,
         Part::Access => {
-            (to.access, to.clock_skew) = (from.access, from.clock_skew);
-            (to.service_address, to.other_agents) = (from.service_address, from.other_agents);
+            (to.access, to.clock_skew, to.service_address) = (from.access, from.clock_skew, from.service_address);
         }
+        Part::OtherAgents => to.other_agents = from.other_agents,
         Part::Config => to.config = from.config,
         Part::Settings => {
             (to.namespaces, to.trust_roots, to.issuer) = (from.namespaces, from.trust_roots, from.issuer);
@@ -146,7 +192,7 @@ fn what_a_category_does_not_need_does_not_change_its_checks() {
         let mut partial = ClusterFacts::unasked(known.version.clone(), &whole.namespace);
         category.needs.iter().for_each(|part| take(*part, known, &mut partial));
         facts.cluster = Ok(Box::new(partial));
-        for mode in [Mode::Pre, Mode::Definitions, Mode::Installed, Mode::Proxy, Mode::Viz, Mode::VizProxy] {
+        for mode in MODES {
             let judge = |facts: &Facts| {
                 let facts = Facts { mode, ..facts.clone() };
                 let applying = [category].into_iter().filter(|category| (category.applies)(mode));
