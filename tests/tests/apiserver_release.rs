@@ -142,7 +142,16 @@ fn the_example_runs(prefix: &Path) {
         let mut weft = Command::new(&stop.0);
         succeeded(&weft.args(["sandbox", arguments[0], "--sandbox", &stop.1]).args(&arguments[1..]).output().unwrap())
     };
-    weft(&["run", "--detach", prefix.join("share/weft/examples/mesh").to_str().unwrap()]);
+    let manifests = prefix.join("share/weft/examples/mesh");
+    // What does not run is reported before the command returns, and nothing else waits for it.
+    let wrong =
+        "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: odd, namespace: shop}\nspec: {replicas: many}\n";
+    let unused = "apiVersion: batch/v1\nkind: CronJob\nmetadata: {name: nightly, namespace: shop}\n";
+    fs::write(manifests.join("odd.yaml"), format!("{wrong}---\n{unused}")).unwrap();
+    let said = weft(&["run", "--detach", manifests.to_str().unwrap()]);
+    for fault in ["manifest odd.yaml", "Deployment shop/odd", "ignored  odd.yaml", "CronJob"] {
+        assert!(said.contains(fault), "{fault}: {said}");
+    }
     let client = ["weft-client", "http1", "--target", "web.shop:80", "--count", "5", "--json"];
     let report = weft(&[&["exec", "shop/client", "--"][..], &client].concat());
     let report: Report = serde_json::from_str(&report).unwrap();

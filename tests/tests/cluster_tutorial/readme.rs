@@ -15,6 +15,8 @@ use crate::world::{SHOP, World};
 const README: &str = "README.md";
 /// The first command that is run: those before it build what the tests have built, and load it into nodes.
 const FIRST: &str = "weft check --pre\n";
+/// Its last commands: the first is run here, the second at the end of the checks of this mesh.
+const REMOVAL: &str = "kubectl delete namespace shop outside\nweft uninstall | kubectl delete -f -";
 
 /// Runs the commands, with what `dist` writes of the binaries under test.
 pub(super) fn follow(world: &World) {
@@ -24,7 +26,9 @@ pub(super) fn follow(world: &World) {
     succeeded(&dist.arg(directory.path().join("dist")).output().unwrap());
 
     let text = std::fs::read_to_string(Cluster::repository().join(README)).unwrap();
-    let block = tutorial::blocks(&text).into_iter().find(|block| block.code.contains(FIRST)).unwrap();
+    let blocks = tutorial::blocks(&text);
+    assert!(blocks.iter().any(|block| block.code.trim() == REMOVAL), "{README} removes what it installs");
+    let block = blocks.into_iter().find(|block| block.code.contains(FIRST)).unwrap();
     let code = block.code[block.code.find(FIRST).unwrap()..].to_owned();
     assert!(code.contains("weft install | kubectl apply") && code.contains("dist/shop.yaml"), "{code}");
     let mut shell = Shell::start(directory.path(), &[("PATH", world.cluster.path())]).unwrap();

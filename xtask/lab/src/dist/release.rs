@@ -40,7 +40,8 @@ const SIGNED_FOR: &str = "weft-release";
 const COMPLETIONS: [(&str, &str); 3] = [("bash", "weft.bash"), ("zsh", "_weft"), ("fish", "weft.fish")];
 
 /// Writes for each shipped package which crates its programs are built from, with versions and licences, as CycloneDX
-/// 1.5. The C library and the other libraries of the images are not in it: the distribution's packages have their own.
+/// 1.5. What is linked in and is no crate of the workspace is not in it: the C library, and the crates of the kernel
+/// programs.
 ///
 /// # Errors
 /// When the tool does not build or fails, or nothing says when the sources were written.
