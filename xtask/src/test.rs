@@ -12,6 +12,7 @@
 use std::{
     fs,
     io::{IsTerminal as _, stdin},
+    num::NonZeroUsize,
     panic::resume_unwind,
     path::{Path, PathBuf},
     process::{self, Command},
@@ -40,8 +41,12 @@ const DEGRADED: &str = "5.10";
 const BOTH_WAYS: [&str; 3] = ["datapath", "truth_table", "failures"];
 /// Tests that wait for something most of the time, so that more of them run at a time than there are processors.
 const WAITING: &str = "apiserver_control_plane";
+/// Says how many tests of a program run at a time.
+const THREADS: &str = "RUST_TEST_THREADS";
 /// The number of those.
-const THREADS: (&str, &str) = ("RUST_TEST_THREADS", "16");
+const WAITING_THREADS: usize = 16;
+/// Unit tests at a time for each processor: they wait for sockets for more than half of their time.
+const UNIT_THREADS: usize = 3;
 /// Programs of other projects that tests against the kernel run in pods and beside them.
 const FOREIGN: [&str; 5] = ["h2spec", "grpc-interop", "go-http", "otelcol", "promtool"];
 /// Tests with a browser, which not every distribution has as a package.
@@ -187,7 +192,9 @@ impl Levels {
         step("unit tests");
         let mut selection = vec!["--lib".to_owned(), "--bins".to_owned()];
         selection.extend(tests_on(workspace, Ground::Nothing));
-        self.note("unit", cargo_test(workspace, &selection, args, &[], Output::AtOnce));
+        let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let threads = (UNIT_THREADS * processors).to_string();
+        self.note("unit", cargo_test(workspace, &selection, args, &[(THREADS, threads)], Output::AtOnce));
     }
 
     fn netns(&mut self, workspace: &Workspace, args: &Args, environment: &[(&str, String)]) {
@@ -254,7 +261,7 @@ fn on_api_server(
     let (waiting, others): (Vec<_>, Vec<_>) = tests.chunks(2).partition(|option| option[1] == WAITING);
     in_cluster(lab, "test-api", &["--control-plane-only"], args, |of_cluster| {
         let environment = [environment, of_cluster].concat();
-        let more = [&environment[..], &[(THREADS.0, THREADS.1.to_owned())]].concat();
+        let more = [&environment[..], &[(THREADS, WAITING_THREADS.to_string())]].concat();
         let waiting = cargo_test(workspace, &waiting.concat(), args, &more, output);
         waiting.and(cargo_test(workspace, &others.concat(), args, &environment, output))
     })
