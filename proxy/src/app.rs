@@ -54,9 +54,6 @@ const IDENTITY_WARNING: Duration = Duration::from_secs(15);
 /// How long the last spans may take after the drain.
 const FLUSH: Duration = Duration::from_secs(1);
 
-/// The soft limit on open files of most systems, which counts if the limit cannot be raised.
-const USUAL_OPEN_FILES: u64 = 1024;
-
 /// Interval of looking for unused series.
 const EVICTION: Duration = Duration::from_secs(60);
 
@@ -95,7 +92,7 @@ pub(crate) fn run(config: Config, unknown: &[String]) -> anyhow::Result<()> {
     }
     let open_files = files::raise_limit().unwrap_or_else(|error| {
         tracing::warn!(%error, "the limit on open files cannot be raised");
-        Some(USUAL_OPEN_FILES)
+        files::limit()
     });
     let bootstrap = identity::Bootstrap::read(&config.identity)?;
     let sockets = bind(&config, open_files)?;

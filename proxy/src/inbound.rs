@@ -17,7 +17,6 @@ mod error;
 pub(crate) mod gateway;
 mod http;
 mod profiles;
-mod shares;
 mod target;
 mod tcp;
 pub(crate) mod tls;
@@ -31,7 +30,7 @@ use tokio::net::TcpStream;
 use crate::{
     discover::Discover,
     failure_log::FailureLog,
-    http::in_flight::RequestLimit,
+    http::in_flight::SharedLimit,
     listen::{Accepted, Listener, MAX_CONNECTIONS},
     metrics::{Direction, InboundTargets, Labels, Peer, TransportMetrics, label},
     orig_dst::original_dst,
@@ -47,7 +46,6 @@ use crate::{
 use error::ConnectionError;
 use gateway::Gateway;
 use profiles::Profiles;
-use shares::ConnectionShares;
 use target::ApplicationPorts;
 use tls::TlsServer;
 
@@ -65,10 +63,10 @@ pub(crate) struct Inbound {
     tls: TlsServer,
     targets: ApplicationPorts,
     labels: Arc<InboundTargets>,
-    /// Clients' shares of the accepted connections.
-    shares: ConnectionShares,
+    /// Limit of accepted connections.
+    connections: SharedLimit,
     /// Limit of requests in flight.
-    limit: RequestLimit,
+    limit: SharedLimit,
     /// Lines about what failed.
     failures: FailureLog,
     sources: Mutex<HashMap<SourceKey, Arc<TransportMetrics>>>,
@@ -111,6 +109,7 @@ pub(crate) async fn run(
                 // them for ever.
                 inbound.sources.lock().retain(|_, metrics| Arc::strong_count(metrics) > 1);
                 inbound.limit.sweep();
+                inbound.connections.sweep();
                 inbound.profiles.iter().for_each(Profiles::sweep);
             }
         }
@@ -125,8 +124,8 @@ impl Inbound {
             targets: ApplicationPorts::new(Arc::clone(&shared), Arc::clone(&labels)),
             labels,
             policies,
-            shares: ConnectionShares::new(MAX_CONNECTIONS),
-            limit: RequestLimit::new(shared.config.inbound.max_in_flight)
+            connections: SharedLimit::new(MAX_CONNECTIONS),
+            limit: SharedLimit::new(shared.config.inbound.max_in_flight)
                 .of_a_client(shared.config.inbound.max_in_flight_of_a_client),
             failures: FailureLog::default(),
             sources: Mutex::new(HashMap::new()),
@@ -138,7 +137,7 @@ impl Inbound {
 
     /// The same where clients share at most `limit` connections.
     fn sharing(mut self, limit: usize) -> Self {
-        self.shares = ConnectionShares::new(limit);
+        self.connections = SharedLimit::new(limit);
         self
     }
 
@@ -178,7 +177,8 @@ impl Inbound {
         peer: SocketAddr,
         target: SocketAddr,
     ) -> Result<(), ConnectionError> {
-        let _counted = self.shares.admit(peer.ip().to_canonical()).ok_or(ConnectionError::TooManyConnections)?;
+        let of_client = self.connections.client(peer.ip().to_canonical());
+        let _permit = self.connections.admit_from(&of_client).ok_or(ConnectionError::TooManyConnections)?;
         Box::pin(accept::negotiate(self, stream, peer, target)).await?.await
     }
 

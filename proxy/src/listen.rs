@@ -23,9 +23,9 @@ use crate::config::{Backlog, SocketConfig};
 pub(crate) const MAX_CONNECTIONS: usize = 100_000;
 /// What a listener may have at least, however few files the process may open.
 const MIN_CONNECTIONS: usize = 64;
-/// A listener's connections, those of all workers together, are at most this part of the files that the process may
-/// open. With a connection to the application for each, the inbound side leaves half of the files to the outbound side,
-/// the control plane and the admin server, which the kubelet probes.
+/// A listener's connections, those of all workers together, are at most one in this many of the process's open files.
+/// With a connection to the application for each, the inbound side leaves half of the files to the outbound side, the
+/// control plane and the admin server, which the kubelet probes.
 const PART_OF_FILES: usize = 4;
 
 /// Pause of accepting when the process has run out of file descriptors.

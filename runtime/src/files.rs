@@ -15,6 +15,12 @@ pub fn raise_limit() -> std::io::Result<Option<u64>> {
     Ok(maximum)
 }
 
+/// The soft limit, which is in force; `None` means no limit.
+#[must_use]
+pub fn limit() -> Option<u64> {
+    getrlimit(Resource::Nofile).current
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -26,7 +32,7 @@ mod tests {
         let lowered = Rlimit { current: maximum.map(|maximum| maximum - 1), maximum };
         setrlimit(Resource::Nofile, lowered).unwrap();
         assert_eq!(raise_limit().unwrap(), maximum);
-        assert_eq!(getrlimit(Resource::Nofile).current, maximum);
+        assert_eq!(limit(), maximum);
         assert_eq!(raise_limit().unwrap(), maximum, "nothing is left to raise");
     }
 }

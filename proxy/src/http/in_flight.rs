@@ -1,7 +1,6 @@
-//! The limit of requests that a worker answers at once. Requests beyond it are shed.
+//! The limits of what a worker has at once: requests in flight, and connections. What is beyond them is shed.
 //!
-//! Owns that one client cannot have all of them: in the upper half of the limit, a client has a sixteenth of it at
-//! most.
+//! Owns that one client cannot have all of it: in the upper half of a limit, a client has a sixteenth of it at most.
 
 use std::{
     collections::HashMap,
@@ -14,9 +13,9 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// Counts requests up to a limit. Clones share the count.
+/// Counts requests, or connections, up to a limit. Clones share the count.
 #[derive(Clone, Debug)]
-pub(crate) struct RequestLimit {
+pub(crate) struct SharedLimit {
     count: Arc<AtomicUsize>,
     limit: usize,
     /// The limit of one client, where there is one.
@@ -24,11 +23,12 @@ pub(crate) struct RequestLimit {
     clients: Arc<Mutex<HashMap<IpAddr, Weak<AtomicUsize>>>>,
 }
 
-/// The requests of one client, over all of its connections.
+/// Those of one client, over all of its connections.
 #[derive(Clone, Debug)]
-pub(crate) struct ClientRequests(Arc<AtomicUsize>);
+pub(crate) struct ClientShare(Arc<AtomicUsize>);
 
-/// The permit of a request in flight, held until the end of the response, or of the tunnel that it opens.
+/// The permit of a request in flight, held until the end of the response, or of the tunnel that it opens; or of a
+/// connection, held until it is closed.
 #[derive(Debug)]
 pub(crate) struct Permit {
     _all: Counted,
@@ -39,8 +39,8 @@ pub(crate) struct Permit {
 #[derive(Debug)]
 struct Counted(Arc<AtomicUsize>);
 
-impl RequestLimit {
-    /// Admits at most `limit` requests at once.
+impl SharedLimit {
+    /// Admits at most `limit` at once.
     pub(crate) fn new(limit: usize) -> Self {
         Self { count: Arc::default(), limit, of_a_client: usize::MAX, clients: Arc::default() }
     }
@@ -50,39 +50,34 @@ impl RequestLimit {
         Self { of_a_client: limit.unwrap_or(usize::MAX), ..self }
     }
 
-    /// The requests of the client at this address.
-    pub(crate) fn client(&self, addr: IpAddr) -> ClientRequests {
+    /// Those of the client at this address.
+    pub(crate) fn client(&self, addr: IpAddr) -> ClientShare {
         let mut clients = self.clients.lock();
         let known = clients.entry(addr).or_default();
         let requests = known.upgrade().unwrap_or_default();
         *known = Arc::downgrade(&requests);
-        ClientRequests(requests)
+        ClientShare(requests)
     }
 
-    /// Forgets clients without a connection.
+    /// Forgets clients that have nothing.
     pub(crate) fn sweep(&self) {
         self.clients.lock().retain(|_, requests| requests.strong_count() > 0);
     }
 
-    /// Admits a request; `None` if there are too many.
+    /// Admits one; `None` if there are too many.
     pub(crate) fn admit(&self) -> Option<Permit> {
         let (before, all) = Counted::begin(&self.count);
         (before < self.limit).then_some(Permit { _all: all, _client: None })
     }
 
-    /// Admits a client's request; `None` if there are too many, or too many of this client's while there are many.
-    pub(crate) fn admit_from(&self, client: &ClientRequests) -> Option<Permit> {
+    /// Admits one of a client's; `None` if there are too many, or too many of this client's while there are many.
+    pub(crate) fn admit_from(&self, client: &ClientShare) -> Option<Permit> {
         let (before, all) = Counted::begin(&self.count);
         let (of_client, client) = Counted::begin(&client.0);
-        (before < self.limit && has_share(before, of_client, self.limit) && of_client < self.of_a_client)
+        let has_share = before < self.limit / 2 || of_client < (self.limit / 16).max(1);
+        (before < self.limit && has_share && of_client < self.of_a_client)
             .then_some(Permit { _all: all, _client: Some(client) })
     }
-}
-
-/// Whether a client that has `of_client` of `all` may have another one: while half of the limit or more is in use, a
-/// client has a sixteenth of it at most.
-pub(crate) fn has_share(all: usize, of_client: usize, limit: usize) -> bool {
-    all < limit / 2 || of_client < (limit / 16).max(1)
 }
 
 impl Counted {
@@ -104,7 +99,7 @@ mod tests {
 
     #[test]
     fn no_more_are_in_flight_than_allowed() {
-        let limit = RequestLimit::new(1);
+        let limit = SharedLimit::new(1);
         let first = limit.admit();
         assert!(first.is_some());
         assert!(limit.clone().admit().is_none());
@@ -114,8 +109,17 @@ mod tests {
     }
 
     #[test]
+    fn each_client_may_have_one_while_there_is_room() {
+        let limit = SharedLimit::new(3);
+        let clients = [1, 2, 3].map(|last| limit.client(IpAddr::from([10, 0, 0, last])));
+        let held = clients.each_ref().map(|client| limit.admit_from(client));
+        assert!(held.iter().all(Option::is_some), "{held:?}");
+        assert!(clients.iter().all(|client| limit.admit_from(client).is_none()));
+    }
+
+    #[test]
     fn one_client_cannot_have_all_requests_in_flight() {
-        let limit = RequestLimit::new(160);
+        let limit = SharedLimit::new(160);
         let addr = |last| IpAddr::from([10, 0, 0, last]);
         let greedy = [limit.client(addr(1)), limit.client(addr(1))];
         let held: Vec<_> = greedy.iter().cycle().take(200).filter_map(|client| limit.admit_from(client)).collect();

@@ -46,7 +46,7 @@ use crate::{
             CLIENT_ID, ORIG_PROTO, log_request, log_response, remove_client_id, strip_for_upgrade, strip_hop_by_hop,
             wants_upgrade,
         },
-        in_flight::{ClientRequests, Permit},
+        in_flight::{ClientShare, Permit},
         informational::Informational,
         orig_proto::{downgrade_request, to_absolute_form, upgrade_response},
         respond::{Failure, RequestKind},
@@ -95,7 +95,7 @@ pub(super) struct HttpConnection {
     inbound: Arc<Inbound>,
     client: Client,
     /// The client's requests, over all of its connections.
-    requests: ClientRequests,
+    requests: ClientShare,
     /// The client's identity, as the application sees it.
     client_id: Option<HeaderValue>,
     target: Arc<ApplicationPort>,

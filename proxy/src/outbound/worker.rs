@@ -9,7 +9,7 @@ use crate::{
     destination::{Destination, Name},
     discover::Discover,
     failure_log::FailureLog,
-    http::{body::replay::ReplayRoom, in_flight::RequestLimit},
+    http::{body::replay::ReplayRoom, in_flight::SharedLimit},
     recent::Recent,
     shared::Shared,
 };
@@ -27,7 +27,7 @@ pub(super) struct Worker {
     /// Backends of all destinations.
     pub(super) backends: Arc<Backends>,
     /// Limit of requests in flight.
-    pub(super) limit: RequestLimit,
+    pub(super) limit: SharedLimit,
     /// Lines about what failed.
     pub(super) failures: FailureLog,
     /// Room for bodies of requests that may be sent again.
@@ -39,7 +39,7 @@ pub(super) struct Worker {
 impl Worker {
     pub(super) fn new(shared: Arc<Shared>, discover: Discover) -> Arc<Self> {
         Arc::new(Self {
-            limit: RequestLimit::new(shared.config.outbound.max_in_flight),
+            limit: SharedLimit::new(shared.config.outbound.max_in_flight),
             failures: FailureLog::default(),
             replay_room: ReplayRoom::default(),
             backends: Arc::new(Backends::new(Arc::clone(&shared), discover.clone())),

@@ -71,10 +71,10 @@ impl RateLimit {
     /// the total, as with Linkerd. A refused request takes from neither limit, so that a client beyond its own rate
     /// leaves the total to others; with Linkerd's proxy it uses up the total.
     pub(crate) fn check(&self, identity: Option<&Identity>, now: Instant) -> Result<(), Scope> {
-        let total = self.total.as_ref().map(|cell| cell.room(now).ok_or(Scope::Total)).transpose()?;
         let own = identity.and_then(|identity| {
             self.overrides.iter().find(|over| over.identities.iter().any(|name| **name == *identity.as_str()))
         });
+        let total = self.total.as_ref().map(|cell| cell.room(now).ok_or(Scope::Total)).transpose()?;
         let passes = match (own, self.per_identity) {
             (Some(over), _) => over.cell.take(now),
             (None, Some(rate)) => self.take_for_client(identity, rate, now),
