@@ -254,16 +254,16 @@ impl ProxyMetrics {
     /// of values that no series has any more to others.
     pub(crate) fn evict(&self, idle: Duration) {
         self.retained.evict(idle);
-        let keys = ["client_id", "authority", "target_name", "target_addr", "target_port", "parent_port"];
-        self.retained.with_values(keys, |[clients, authorities, names, addresses, ports, parent_ports]| {
+        let keys = ["client_id", "authority", "target_name", "target_ip", "target_port", "parent_port", "srv_port"];
+        self.retained.with_values(keys, |[clients, authorities, names, ips, of_target, of_parent, of_server]| {
             self.client_ids.release(&clients);
             self.authorities.release(&authorities);
             self.target_names.release(&names);
-            self.dialled.release(|addr| addresses.contains(addr.to_string().as_str()));
-            // Some series have a port alone.
+            // Some series have an address without its port, or a port alone.
+            self.dialled.release(|addr| ips.contains(addr.ip().to_string().as_str()));
             self.undeclared_ports.release(|addr| {
                 let port = addr.port().to_string();
-                ports.contains(port.as_str()) || parent_ports.contains(port.as_str())
+                [&of_target, &of_parent, &of_server].into_iter().any(|ports| ports.contains(port.as_str()))
             });
         });
     }

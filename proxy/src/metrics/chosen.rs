@@ -1,10 +1,9 @@
 //! Labels whose values others choose: clients by the ports that they scan, the names in their requests and their
 //! identities, and the application by the addresses that it dials. A number of values have labels of their own, and the
-//! rest share `other`, so that there are never more series than there is room
-//! for.
+//! rest share `other`, so that there are never more series than there is room for.
 //!
 //! A value keeps its place for as long as a series has it. Series that are no longer used are removed
-//! ([`retain`](super::retain)), and with them a scan of last week.
+//! ([`retain`](super::retain)), so that last week's scan takes no place.
 
 use std::{
     borrow::{Borrow, Cow},
@@ -56,7 +55,7 @@ impl<K: Eq + Hash, const MOST: usize> Places<K, MOST> {
         is_free
     }
 
-    /// Frees the places of what no series has, and what was not asked for since the last call.
+    /// Frees the places of what no series has and nothing asked for since the last call.
     fn release(&self, is_in_use: impl Fn(&K) -> bool) {
         self.0.lock().retain(|key, asked| std::mem::take(asked) || is_in_use(key));
     }
@@ -95,7 +94,7 @@ pub(crate) struct Addresses<const MOST: usize>(Places<SocketAddr, MOST>);
 impl<const MOST: usize> Addresses<MOST> {
     /// Like [`target_labels`], with `other` in each label for an address beyond the limit.
     pub(crate) fn labels(&self, addr: SocketAddr) -> Labels {
-        if self.have(addr) { target_labels(addr) } else { other_target() }
+        labels(self.have(addr), addr)
     }
 
     fn have(&self, addr: SocketAddr) -> bool {
@@ -108,8 +107,11 @@ impl<const MOST: usize> Addresses<MOST> {
     }
 }
 
-fn other_target() -> Labels {
-    ["target_addr", "target_ip", "target_port"].map(|key| label(key, OTHER)).into()
+fn labels(has_own: bool, addr: SocketAddr) -> Labels {
+    match has_own {
+        true => target_labels(addr),
+        false => ["target_addr", "target_ip", "target_port"].map(|key| label(key, OTHER)).into(),
+    }
 }
 
 /// The target labels of inbound connections. Clients choose ports; of the ports that the pod does not declare, only a
@@ -126,7 +128,7 @@ impl InboundTargets {
 
     /// Like [`target_labels`], with `other` in each label for an address beyond the limit.
     pub(crate) fn labels(&self, addr: SocketAddr) -> Labels {
-        if self.has_own(addr) { target_labels(addr) } else { other_target() }
+        labels(self.has_own(addr), addr)
     }
 
     /// The port as a label's value.
@@ -222,7 +224,7 @@ mod tests {
         let seen: HashSet<_> = (1..10_000).map(dial).collect();
         assert_eq!(seen.len(), 2048 + 1);
         assert_eq!(dial(1), target_labels(address(1)), "the first ones keep their own");
-        assert_eq!(dial(9_999), other_target());
+        assert_eq!(dial(9_999), labels(false, address(9_999)));
         tokio::time::advance(IDLE).await;
         metrics.evict(IDLE);
         metrics.evict(IDLE);
