@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use bytes::BytesMut;
+use bytes::{Buf as _, BytesMut};
 use http::{Request, Response, StatusCode, Version, header::CONTENT_LENGTH};
 use http_body::Body as _;
 use hyper::{body::Incoming, server::conn::http1::Builder, service::service_fn};
@@ -70,7 +70,7 @@ where
         let (is_old, shared) = (request.version() == Version::HTTP_10, Arc::clone(&of_answers));
         // HTTP/1.0 knows no informational responses (RFC 9110 section 15.2).
         let informational = if is_old { Informational::none() } else { Outbox::open(&shared.outbox) };
-        // hyper's own reading is about the body, if there is one.
+        // With a body, hyper reads on until it is whole; what comes after it is not looked at.
         shared.is_awaited.store(request.body().is_end_stream(), Ordering::Relaxed);
         // Boxed, because hyper moves what it gets several times, and this is some KiB large.
         let answer = Box::pin(answer(Box::new(request.map(Body::Incoming)), informational));
@@ -246,8 +246,12 @@ impl<S: AsyncRead + Unpin> AsyncRead for Sending<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if !this.ahead.is_empty() {
-            let ahead = this.ahead.split_to(this.ahead.len().min(buf.remaining()));
-            buf.put_slice(&ahead);
+            let length = this.ahead.len().min(buf.remaining());
+            buf.put_slice(&this.ahead[..length]);
+            this.ahead.advance(length);
+            if this.ahead.is_empty() {
+                this.ahead = BytesMut::new();
+            }
             return Poll::Ready(Ok(()));
         }
         let polled = Pin::new(&mut this.stream).poll_read(cx, buf);
