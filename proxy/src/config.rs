@@ -26,7 +26,7 @@ use weft_tls::identity::Identity;
 use crate::destination::Suffix;
 
 pub(crate) use env::{ConfigError, Source};
-pub(crate) use http2::{Http2Config, Http2ServerConfig, LATE_FRAMES, RESET_STREAMS, SMALL_FRAMES};
+pub(crate) use http2::{Http2Config, Http2ServerConfig, LATE_FRAMES, MAX_WINDOW, RESET_STREAMS, SMALL_FRAMES, Windows};
 pub(crate) use trace::TraceConfig;
 pub(crate) use variables::{help, unknown};
 

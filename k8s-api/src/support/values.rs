@@ -141,7 +141,7 @@ pub const VALUES: &[Value] = &[
     Value::new(
         "destinationController.meshedHttp2ClientProtobuf",
         Works,
-        "Weft's proxy uses keep_alive, and ignores flow_control and internals",
+        "the proxy uses keep_alive and the windows of flow_control, unless that is adaptive; it ignores internals",
     ),
     Value::new("destinationController.podAnnotations", Works, ""),
     Value::new("destinationController.livenessProbe", Works, ""),

@@ -24,21 +24,28 @@ pub(crate) const RESET_STREAMS: usize = 4 * 256;
 /// default is 1,024, which such clients use up in time. A bound is needed because each is answered from memory.
 pub(crate) const LATE_FRAMES: usize = 16 * 1024;
 /// The largest window (RFC 9113 section 6.9.1).
-const MAX_WINDOW: u32 = (1 << 31) - 1;
+pub(crate) const MAX_WINDOW: u32 = (1 << 31) - 1;
 
 /// HTTP/2 in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Http2Config {
-    /// Initial stream window in bytes of connections that the proxy makes. Linkerd's default: 65,535.
-    pub(crate) stream_window: u32,
-    /// Initial connection window in bytes. 16 MiB, where Linkerd's default is 1 MiB: a window of the size of N streams'
-    /// windows lets N slow readers share a connection without stalling others, and the outbound side puts no more on
-    /// one.
-    pub(crate) connection_window: u32,
+    /// Those of connections that the proxy makes.
+    pub(crate) windows: Windows,
     /// Connections from the application.
     pub(crate) outbound_server: Http2ServerConfig,
     /// Connections from others.
     pub(crate) inbound_server: Http2ServerConfig,
+}
+
+/// What the other side may send before it is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Windows {
+    /// Initial stream window in bytes. Linkerd's default: 65,535.
+    pub(crate) stream: u32,
+    /// Initial connection window in bytes. 16 MiB, where Linkerd's default is 1 MiB: a window of the size of N streams'
+    /// windows lets N slow readers share a connection without stalling others, and the outbound side puts no more on
+    /// one.
+    pub(crate) connection: u32,
 }
 
 /// Connections that one side accepts.
@@ -78,8 +85,7 @@ impl Http2Config {
         let windows = (stream_window, connection_window);
         let server = |group, max_streams| Http2ServerConfig::parse(env, group, windows, max_streams);
         Ok(Self {
-            stream_window,
-            connection_window: connection_window.unwrap_or(CONNECTION_WINDOW),
+            windows: Windows { stream: stream_window, connection: connection_window.unwrap_or(CONNECTION_WINDOW) },
             outbound_server: server("OUTBOUND_SERVER_HTTP2", 200)?,
             inbound_server: server("INBOUND_SERVER_HTTP2", 10_000)?,
         })

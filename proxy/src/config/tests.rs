@@ -42,7 +42,7 @@ fn defaults_are_linkerds() {
     assert_eq!(config.shutdown_grace_period, Duration::from_secs(120));
     assert_eq!(config.inbound.default_policy, DefaultPolicy::AllUnauthenticated);
     assert_eq!(config.inbound.ports, vec![4191]);
-    assert_eq!(config.http2.connection_window, 16 << 20);
+    assert_eq!(config.http2.windows.connection, 16 << 20);
     assert!(!config.require_redirect);
     assert_eq!(config.inbound.policy_timeout, Duration::from_secs(10));
     assert_eq!(config.inbound.unanswered, Unanswered::Default);
@@ -386,8 +386,8 @@ fn accepted_http2_connections_are_set_for_each_side_within_the_protocols_bounds(
         ("LINKERD2_PROXY_HTTP2_INITIAL_CONNECTION_WINDOW_SIZE", "80000"),
     ]);
     let shared = shared.unwrap().http2;
-    assert_eq!([shared.stream_window, shared.inbound_server.stream_window], [70_000; 2]);
-    assert_eq!((shared.connection_window, shared.inbound_server.connection_window), (80_000, Some(80_000)));
+    assert_eq!([shared.windows.stream, shared.inbound_server.stream_window], [70_000; 2]);
+    assert_eq!((shared.windows.connection, shared.inbound_server.connection_window), (80_000, Some(80_000)));
     let values = [
         ("ADAPTIVE_FLOW_CONTROL", "true"),
         ("INITIAL_STREAM_WINDOW_SIZE", "1"),

@@ -7,13 +7,13 @@ use std::{borrow::Cow, collections::HashMap, net::SocketAddr, num::NonZeroU16};
 use http::uri::Authority;
 use rustls::pki_types::ServerName;
 use weft_proto::linkerd::{
-    destination::{WeightedAddr, protocol_hint, tls_identity},
+    destination::{WeightedAddr, http2_client_params::FlowControl, protocol_hint, tls_identity},
     net::InvalidIpAddress,
 };
 use weft_tls::identity::{Identity, ParseIdentityError};
 
 use crate::{
-    config::Keepalive,
+    config::{Keepalive, MAX_WINDOW, Windows},
     metrics::{Labels, is_label_key},
     route::proto::duration,
 };
@@ -38,6 +38,8 @@ pub(crate) struct EndpointInfo {
     pub(crate) requires_tls: bool,
     /// HTTP/2 pings on connections to it.
     pub(crate) pings: Option<Pings>,
+    /// Windows of HTTP/2 connections to it.
+    pub(crate) windows: NamedWindows,
     /// Metric labels, with the prefix `dst_`.
     pub(crate) labels: Labels,
     /// Whether the control plane knows it.
@@ -64,6 +66,15 @@ pub(crate) struct Pings {
     pub(crate) keepalive: Keepalive,
     /// Whether a connection without streams is pinged, too.
     pub(crate) while_idle: bool,
+}
+
+/// Windows that discovery names; `None` leaves one to the settings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NamedWindows {
+    /// Bytes of a stream that are not read yet.
+    pub(crate) stream: Option<u32>,
+    /// Bytes of a connection.
+    pub(crate) connection: Option<u32>,
 }
 
 /// The identity that an endpoint must prove.
@@ -109,6 +120,7 @@ impl EndpointInfo {
             authority_override: None,
             requires_tls: false,
             pings: None,
+            windows: NamedWindows::default(),
             labels: Vec::new(),
             is_discovered: false,
         }
@@ -154,6 +166,8 @@ impl EndpointInfo {
             Some(over) if !over.authority_override.is_empty() => Some(over.authority_override.parse()?),
             _ => None,
         };
+        let windows =
+            message.http2.as_ref().and_then(|http2| http2.flow_control).map(NamedWindows::read).unwrap_or_default();
         let pings = message.http2.and_then(|http2| http2.keep_alive).and_then(|keepalive| {
             let read = |message| duration(message, "interval of pings").ok().flatten();
             let (interval, timeout) = (read(keepalive.interval)?, read(keepalive.timeout)?);
@@ -170,9 +184,29 @@ impl EndpointInfo {
             authority_override,
             requires_tls,
             pings,
+            windows,
             labels,
             is_discovered: true,
         })
+    }
+}
+
+impl NamedWindows {
+    /// These, and `others` for those that discovery does not name.
+    pub(crate) fn or(self, others: Windows) -> Windows {
+        Windows {
+            stream: self.stream.unwrap_or(others.stream),
+            connection: self.connection.unwrap_or(others.connection),
+        }
+    }
+
+    /// Windows that would follow the bandwidth stay as the settings say.
+    fn read(message: FlowControl) -> Self {
+        let named = |size: u32| (size > 0 && !message.adaptive_flow_control).then_some(size.min(MAX_WINDOW));
+        Self {
+            stream: named(message.initial_stream_window_size),
+            connection: named(message.initial_connection_window_size),
+        }
     }
 }
 

@@ -21,6 +21,8 @@ use futures::{
 use h2::{Reason, client::SendRequest};
 use parking_lot::Mutex;
 
+use crate::config::Windows;
+
 /// The connections, the one that is filled first at the front. `E` is why an attempt fails.
 pub(crate) struct SharedConnections<E> {
     open: Arc<Mutex<Vec<Open>>>,
@@ -66,9 +68,9 @@ pub(crate) enum GetError<E> {
 }
 
 impl<E: Send + Sync + 'static> SharedConnections<E> {
-    /// No connection yet. `stream_window` and `connection_window` are those that the connections announce.
-    pub(crate) fn new(stream_window: u32, connection_window: u32) -> Self {
-        let limit = usize::try_from(connection_window / stream_window.max(1)).unwrap_or(usize::MAX).max(1);
+    /// No connection yet. `windows` are those that the connections announce.
+    pub(crate) fn new(windows: Windows) -> Self {
+        let limit = usize::try_from(windows.connection / windows.stream.max(1)).unwrap_or(usize::MAX).max(1);
         Self { open: Arc::default(), attempt: Mutex::default(), limit }
     }
 
@@ -225,7 +227,7 @@ mod tests {
     use super::*;
 
     fn shared<E: Send + Sync + 'static>(limit: u32) -> SharedConnections<E> {
-        SharedConnections::new(1, limit)
+        SharedConnections::new(Windows { stream: 1, connection: limit })
     }
 
     /// A connection whose server never answers; it lives as long as the returned parts.

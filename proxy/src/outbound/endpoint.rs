@@ -18,7 +18,7 @@ use tokio_rustls::TlsConnector;
 use weft_tls::{credentials::Credentials, identity::Identity};
 
 use crate::{
-    config::Config,
+    config::{Config, Windows},
     discover::endpoint::{EndpointInfo, EndpointTls, ProtocolHint},
     http::{pool::Pool, shared_connections::SharedConnections},
     identity::CertificateExpired,
@@ -156,10 +156,10 @@ impl Endpoint {
             local,
             http: Arc::new(shared.metrics.http(Direction::Outbound, &labels)),
             transport: Arc::new(shared.metrics.transport(Direction::Outbound, Peer::Dst, &labels)),
+            h2: SharedConnections::new(info.windows.or(shared.config.http2.windows)),
             info,
             h1: Pool::default(),
             given_up: AtomicUsize::new(0),
-            h2: SharedConnections::new(shared.config.http2.stream_window, shared.config.http2.connection_window),
             tls: Mutex::default(),
             shared,
         }
@@ -168,6 +168,11 @@ impl Endpoint {
     /// The endpoint's identity; `None` without TLS.
     pub(crate) fn identity(&self) -> Option<&Identity> {
         self.tls().map(|tls| &tls.server_id)
+    }
+
+    /// The windows of HTTP/2 connections to it.
+    pub(crate) fn windows(&self) -> Windows {
+        self.info.windows.or(self.shared.config.http2.windows)
     }
 
     /// The name of the Service, which an endpoint that is a gateway needs; `None` for this pod itself.

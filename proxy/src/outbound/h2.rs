@@ -21,7 +21,7 @@ use super::{
     endpoint::{ConnectError, Endpoint, Unprocessed},
 };
 use crate::{
-    config::{Http2Config, LATE_FRAMES, RESET_STREAMS, SMALL_FRAMES},
+    config::{LATE_FRAMES, RESET_STREAMS, SMALL_FRAMES, Windows},
     discover::endpoint::Pings,
     http::{
         body::{Again, Body, H2Body},
@@ -193,7 +193,7 @@ async fn sender(
 /// peer has announced its limit.
 pub(crate) async fn handshake<T>(
     stream: T,
-    config: &Http2Config,
+    windows: Windows,
     initial_streams: usize,
 ) -> Result<(SendRequest<Bytes>, client::Connection<Corked<T>, Bytes>, Uncork<T>), ::h2::Error>
 where
@@ -201,8 +201,8 @@ where
 {
     let (stream, uncork) = cork(stream);
     let (sender, connection) = client::Builder::new()
-        .initial_window_size(config.stream_window)
-        .initial_connection_window_size(config.connection_window)
+        .initial_window_size(windows.stream)
+        .initial_connection_window_size(windows.connection)
         .max_header_list_size(MAX_HEADER_LIST_BYTES)
         .initial_max_send_streams(initial_streams)
         .max_concurrent_reset_streams(RESET_STREAMS)
@@ -220,7 +220,7 @@ async fn connect(endpoint: &Arc<Endpoint>, streams: Streams) -> Result<SendReque
     let stream = endpoint.connect(Some(SessionProtocol::Http2)).await?;
     let addr = endpoint.info.addr;
     let initial_streams = if endpoint.identity().is_some() { PROXY_STREAMS } else { SERVER_STREAMS };
-    let (sender, mut connection, uncork) = handshake(stream, &endpoint.shared.config.http2, initial_streams)
+    let (sender, mut connection, uncork) = handshake(stream, endpoint.windows(), initial_streams)
         .await
         .map_err(|source| ConnectError::Http2 { addr, source })?;
     let pings = endpoint.info.pings.zip(connection.ping_pong());
@@ -294,7 +294,7 @@ mod tests {
     /// The streams of a connection that is never made.
     async fn streams() -> Streams {
         let (sender, streams) = oneshot::channel();
-        let shared = SharedConnections::new(1, 1);
+        let shared = SharedConnections::new(Windows { stream: 1, connection: 1 });
         let refused = shared.get(|streams| async {
             let _ = sender.send(streams);
             Err(())
@@ -312,7 +312,8 @@ mod tests {
         // Each time, either could have been looked at first.
         for _ in 0..20 {
             let (client, mut server) = duplex(4096);
-            let (_sender, mut connection, uncork) = handshake(client, &testing::config().http2, 1).await.unwrap();
+            let (_sender, mut connection, uncork) =
+                handshake(client, testing::config().http2.windows, 1).await.unwrap();
             let keep_alive = keep_alive(pings, connection.ping_pong().unwrap(), streams().await);
             let mut driven = std::pin::pin!(drive_and_ping(&uncork, connection, keep_alive));
             assert!(futures::poll!(driven.as_mut()).is_pending());

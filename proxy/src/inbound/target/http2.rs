@@ -31,8 +31,7 @@ pub(in crate::inbound) struct ClientHttp2 {
 
 impl ClientHttp2 {
     pub(super) fn new(port: Arc<ApplicationPort>) -> Self {
-        let config = &port.shared.config.http2;
-        let connections = SharedConnections::new(config.stream_window, config.connection_window);
+        let connections = SharedConnections::new(port.shared.config.http2.windows);
         Self { port, connections }
     }
 
@@ -71,7 +70,7 @@ impl ClientHttp2 {
     async fn connect(self: &Arc<Self>) -> Result<Sender, ConnectError> {
         let stream = self.port.connect().await?;
         let addr = self.port.addr;
-        let shaken = h2::handshake(stream, &self.port.shared.config.http2, h2::SERVER_STREAMS).await;
+        let shaken = h2::handshake(stream, self.port.shared.config.http2.windows, h2::SERVER_STREAMS).await;
         let (sender, connection, uncork) =
             shaken.map_err(|error| ConnectError::Io { addr, source: io::Error::other(error) })?;
         let owner: Weak<Self> = Arc::downgrade(self);

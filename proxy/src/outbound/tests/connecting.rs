@@ -2,13 +2,17 @@
 
 use std::sync::atomic::AtomicUsize;
 
-use weft_proto::linkerd::destination::{Http2ClientParams, http2_client_params::KeepAlive};
+use weft_proto::linkerd::destination::{
+    Http2ClientParams,
+    http2_client_params::{FlowControl, KeepAlive},
+};
 
 use super::{
     resilience::{Script, changed, duration, metric, request_timeout},
     *,
 };
 use crate::{
+    config::Windows,
     discover::endpoint::EndpointInfo,
     http::{
         body::Body,
@@ -328,4 +332,59 @@ async fn idle_connections_are_pinged_only_if_the_endpoint_says_so() {
     let held = in_use.ask().await;
     in_use.more(3).await;
     drop(held);
+}
+
+/// The windows of streams and of the connection that a client of HTTP/2 announces first (RFC 9113 section 6.5.2).
+async fn announced(stream: &mut TcpStream) -> Windows {
+    const SETTINGS: u8 = 4;
+    const WINDOW_UPDATE: u8 = 8;
+    const INITIAL_WINDOW_SIZE: [u8; 2] = [0, 4];
+    let mut windows = Windows { stream: 65_535, connection: 65_535 };
+    let mut preface = [0; 24];
+    stream.read_exact(&mut preface).await.unwrap();
+    loop {
+        let Received { kind, payload, .. } = next_frame(stream).await.unwrap();
+        let number = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().unwrap());
+        match kind {
+            SETTINGS => {
+                let named = payload.chunks(6).find(|setting| setting[..2] == INITIAL_WINDOW_SIZE);
+                windows.stream = named.map_or(windows.stream, |setting| number(&setting[2..]));
+            }
+            WINDOW_UPDATE => {
+                windows.connection += number(&payload);
+                return windows;
+            }
+            other => panic!("a frame of type {other} comes before the connection's window"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn connections_to_an_endpoint_have_the_windows_that_discovery_names() {
+    let of_settings = testing::config().http2.windows;
+    let named = FlowControl {
+        initial_stream_window_size: 100_000,
+        initial_connection_window_size: 1_000_000,
+        adaptive_flow_control: false,
+    };
+    for (flow_control, expected) in [
+        (None, of_settings),
+        (Some(named), Windows { stream: 100_000, connection: 1_000_000 }),
+        (
+            Some(FlowControl { initial_stream_window_size: 0, ..named }),
+            Windows { connection: 1_000_000, ..of_settings },
+        ),
+        (Some(FlowControl { adaptive_flow_control: true, ..named }), of_settings),
+    ] {
+        let proxy = proxy(|_| {}).await;
+        let app = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut addr = endpoint(app.local_addr().unwrap(), None);
+        addr.http2 = Some(Http2ClientParams { flow_control, ..Default::default() });
+        proxy.control.update(SERVICE, add(vec![addr]));
+        let mut client = proxy.http2().await;
+        let request = Request::get("http://server.demo/").body(Full::default()).unwrap();
+        let _asked = tokio::spawn(client.send_request(request));
+        let (mut stream, _) = app.accept().await.unwrap();
+        assert_eq!(announced(&mut stream).await, expected, "{flow_control:?}");
+    }
 }

@@ -371,8 +371,8 @@ async fn slow_readers_do_not_stall_another_request() {
     let service = "10.1.2.9:80".parse().unwrap();
     control.policies.lock().insert(service, policy(SERVICE, vec![]));
     let windows = |config: &mut Config| {
-        config.http2.stream_window = 65_535;
-        config.http2.connection_window = 4 * 65_535;
+        config.http2.windows.stream = 65_535;
+        config.http2.windows.connection = 4 * 65_535;
     };
     let proxy = Proxy::start_with(service, control, windows, true).await;
     let (peer, port) = Peer::listen(&proxy.mesh.credentials(SERVER)).await;
