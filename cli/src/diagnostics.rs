@@ -11,7 +11,7 @@
 
 mod api;
 mod endpoints;
-mod message;
+pub(crate) mod message;
 mod metrics;
 mod obfuscate;
 mod policy;

@@ -3,6 +3,7 @@
 //! answers from the kernel's maps, the destination controller as it answers proxies; this file finds the agent and
 //! resolves names. No packet is sent.
 
+mod backends;
 mod endpoints;
 
 use std::net::{IpAddr, SocketAddr};

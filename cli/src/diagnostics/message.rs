@@ -11,11 +11,15 @@ use weft_proto::LINKERD_DESCRIPTORS;
 
 /// A message as JSON. `name` is that of its type, e.g. `inbound.Server`.
 pub(super) fn json(name: &str, message: &impl Message) -> Result<Json> {
+    Ok(object(&dynamic(name, message)?))
+}
+
+/// A message whose fields can be walked through by their names.
+pub(crate) fn dynamic(name: &str, message: &impl Message) -> Result<DynamicMessage> {
     let pool = DescriptorPool::decode(LINKERD_DESCRIPTORS).context("read the definitions of Linkerd's messages")?;
     let full = format!("io.linkerd.proxy.{name}");
     let descriptor = pool.get_message_by_name(&full).with_context(|| format!("there is no message {full}"))?;
-    let dynamic = decode(descriptor, message)?;
-    Ok(object(&dynamic))
+    decode(descriptor, message)
 }
 
 fn decode(descriptor: MessageDescriptor, message: &impl Message) -> Result<DynamicMessage> {

@@ -25,6 +25,7 @@ use weft_proto::{
     },
 };
 
+use super::backends;
 use crate::{
     agent,
     cluster::{ANSWER, Cluster},
@@ -33,7 +34,9 @@ use crate::{
 };
 
 /// The port of the destination controller.
-const PORT: u16 = 8086;
+const DESTINATION: u16 = 8086;
+/// The port of the policy controller, in the same pods.
+const POLICY: u16 = 8090;
 /// What the injector sets on the proxy of a pod that may send nothing in plaintext.
 const REQUIRE_MTLS: &str = "WEFT_PROXY_REQUIRE_MTLS";
 /// The label of endpoints of a Service with the same annotation.
@@ -104,9 +107,8 @@ pub(super) fn ips(pod: &Pod) -> Vec<IpAddr> {
 /// The endpoints of an address, as the proxy of the client would find them.
 pub(super) async fn endpoints(cluster: &Cluster, client: &Client<'_>, address: SocketAddr) -> Result<Vec<Endpoint>> {
     let asked = async {
-        let channel = controller(cluster).await?;
-        let found = ask(channel, client, address).await;
-        found.map_err(|status| anyhow!("the destination controller: {}", agent::reason(&status)))
+        let destination = controller(cluster, DESTINATION).await?;
+        ask(destination, || controller(cluster, POLICY), client, address).await
     };
     let found = match tokio::time::timeout(ANSWER, asked).await {
         Ok(found) => found?,
@@ -115,8 +117,8 @@ pub(super) async fn endpoints(cluster: &Cluster, client: &Client<'_>, address: S
     Ok(read(found, &cluster.namespace, client.requires_mtls, &client.ips))
 }
 
-/// Connects to a destination controller that runs, through the API server.
-async fn controller(cluster: &Cluster) -> Result<Channel> {
+/// Connects to a port of a destination controller that runs, through the API server.
+async fn controller(cluster: &Cluster, port: u16) -> Result<Channel> {
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
     let selector = format!("{}=destination", labels::CONTROL_PLANE_COMPONENT);
     let found = list(pods, &ListParams::default().labels(&selector)).await;
@@ -132,35 +134,52 @@ async fn controller(cluster: &Cluster) -> Result<Channel> {
     let endpoint = GrpcEndpoint::from_static("http://destination");
     let channel = endpoint.connect_with_connector(tower::service_fn(move |_| {
         let (cluster, name) = (cluster.clone(), name.clone());
-        async move { cluster.forward(&cluster.namespace, &name, PORT).await.map(TokioIo::new) }
+        async move { cluster.forward(&cluster.namespace, &name, port).await.map(TokioIo::new) }
     }));
     channel.await.map_err(|error| anyhow!("the destination controller: {:#}", anyhow::Error::from(error)))
 }
 
-/// The first answers about an address: its endpoint, or those of its Service, or of those that the ServiceProfile names
-/// instead.
-async fn ask(channel: Channel, client: &Client<'_>, address: SocketAddr) -> Result<Vec<WeightedAddr>, tonic::Status> {
+/// The first answers about an address: its endpoint, or those of its Service, or of those that the ServiceProfile or
+/// routes name instead.
+async fn ask<F>(
+    destination: Channel,
+    policy: impl FnOnce() -> F,
+    client: &Client<'_>,
+    address: SocketAddr,
+) -> Result<Vec<WeightedAddr>>
+where
+    F: Future<Output = Result<Channel>>,
+{
+    let failed = |status| anyhow!("the destination controller: {}", agent::reason(&status));
     let PodRef { namespace, name } = client.pod;
     let token = serde_json::json!({"ns": namespace, "nodeName": client.node, "pod": name}).to_string();
     let question = |path: String| GetDestination { path, context_token: token.clone(), ..GetDestination::default() };
-    let mut controller = DestinationClient::new(channel);
-    let mut profiles = controller.get_profile(question(address.to_string())).await?.into_inner();
-    let profile = profiles.message().await?.unwrap_or_default();
+    let mut controller = DestinationClient::new(destination);
+    let mut profiles = controller.get_profile(question(address.to_string())).await.map_err(failed)?.into_inner();
+    let profile = profiles.message().await.map_err(failed)?.unwrap_or_default();
     if let Some(endpoint) = profile.endpoint {
         return Ok(vec![endpoint]);
     }
     if profile.fully_qualified_name.is_empty() {
         return Ok(vec![WeightedAddr { addr: Some(address.into()), ..WeightedAddr::default() }]);
     }
-    let services = match profile.dst_overrides.is_empty() {
-        true => vec![format!("{}:{}", profile.fully_qualified_name, address.port())],
+    let own = format!("{}:{}", profile.fully_qualified_name, address.port());
+    // As the proxy does: a ServiceProfile with destinations or routes comes before policy.
+    let services = if !profile.dst_overrides.is_empty() {
         // One without a weight gets nothing.
-        false => profile.dst_overrides.into_iter().filter(|dst| dst.weight > 0).map(|dst| dst.authority).collect(),
+        profile.dst_overrides.into_iter().filter(|dst| dst.weight > 0).map(|dst| dst.authority).collect()
+    } else if !profile.routes.is_empty() {
+        vec![own]
+    } else {
+        let routed = backends::services(policy().await?, client.pod, address).await?;
+        routed.map_or_else(|| vec![own], |services| services.into_iter().collect())
     };
     let mut found = Vec::new();
     for service in services {
-        let mut updates = controller.get(question(service)).await?.into_inner();
-        if let Some(Update::Add(WeightedAddrSet { addrs, .. })) = updates.message().await?.and_then(|it| it.update) {
+        let mut updates = controller.get(question(service)).await.map_err(failed)?.into_inner();
+        if let Some(Update::Add(WeightedAddrSet { addrs, .. })) =
+            updates.message().await.map_err(failed)?.and_then(|it| it.update)
+        {
             found.extend(addrs);
         }
     }
@@ -276,9 +295,18 @@ mod tests {
     use futures::{StreamExt as _, stream, stream::BoxStream};
     use serde_json::json;
     use tonic::{Request, Response, Status, transport::Server};
-    use weft_proto::linkerd::destination::{
-        self, DestinationProfile, NoEndpoints, ProtocolHint, TlsIdentity, WeightedDst,
-        destination_server::{Destination, DestinationServer},
+    use weft_proto::linkerd::{
+        destination::{
+            self, DestinationProfile, NoEndpoints, ProtocolHint, TlsIdentity, WeightedDst,
+            destination_server::{Destination, DestinationServer},
+        },
+        outbound::{
+            Backend, HttpRoute, OutboundPolicy, ProxyProtocol, TrafficSpec,
+            backend::{self, BalanceP2c, EndpointDiscovery, endpoint_discovery},
+            http_route::{Distribution, RouteBackend, Rule, WeightedRouteBackend, distribution},
+            outbound_policies_server::{OutboundPolicies, OutboundPoliciesServer},
+            proxy_protocol, traffic_spec,
+        },
     };
 
     use super::*;
@@ -439,9 +467,53 @@ mod tests {
                     DestinationProfile { dst_overrides: instead.into(), ..named("split.shop.svc.cluster.local") }
                 }
                 "10.96.0.4:80" => named("peers.shop.svc.cluster.local"),
+                "10.96.0.5:80" => named("routed.shop.svc.cluster.local"),
                 "10.0.0.9:8080" => DestinationProfile { endpoint: Some(meshed(9, None)), ..Default::default() },
                 _ => DestinationProfile::default(),
             })
+        }
+    }
+
+    /// A policy whose route sends requests to these Services, by weight.
+    fn routed(services: [(&str, u32); 3]) -> OutboundPolicy {
+        let backends = services.map(|(name, weight)| {
+            let path = format!("{name}.shop.svc.cluster.local:80");
+            let kind = endpoint_discovery::Kind::Dst(endpoint_discovery::DestinationGet { path });
+            let discovery = Some(EndpointDiscovery { kind: Some(kind) });
+            let kind = backend::Kind::Balancer(BalanceP2c { discovery, ..BalanceP2c::default() });
+            let backend = RouteBackend {
+                backend: Some(Backend { kind: Some(kind), ..Backend::default() }),
+                ..RouteBackend::default()
+            };
+            WeightedRouteBackend { backend: Some(backend), weight }
+        });
+        let random = distribution::RandomAvailable { backends: backends.into() };
+        let backends = Some(Distribution { kind: Some(distribution::Kind::RandomAvailable(random)) });
+        let route = HttpRoute { rules: vec![Rule { backends, ..Rule::default() }], ..HttpRoute::default() };
+        let http1 = proxy_protocol::Http1 { routes: vec![route], ..proxy_protocol::Http1::default() };
+        let protocol = Some(ProxyProtocol { kind: Some(proxy_protocol::Kind::Http1(http1)) });
+        OutboundPolicy { protocol, ..OutboundPolicy::default() }
+    }
+
+    #[tonic::async_trait]
+    impl OutboundPolicies for Controller {
+        type WatchStream = BoxStream<'static, Result<OutboundPolicy, Status>>;
+
+        async fn get(&self, request: Request<TrafficSpec>) -> Result<Response<OutboundPolicy>, Status> {
+            let TrafficSpec { source_workload, target } = request.into_inner();
+            let workload: serde_json::Value = serde_json::from_str(&source_workload).unwrap();
+            assert_eq!(workload, json!({"ns": "shop", "pod": "client-0"}));
+            let Some(traffic_spec::Target::Addr(address)) = target else { panic!("{target:?}") };
+            let address = SocketAddr::try_from(address).unwrap();
+            self.0.lock().unwrap().push(format!("policy {address}"));
+            match address.to_string().as_str() {
+                "10.96.0.5:80" => Ok(Response::new(routed([("canary", 1), ("web", 9), ("gone", 0)]))),
+                _ => Err(Status::not_found("no such Service")),
+            }
+        }
+
+        async fn watch(&self, _: Request<TrafficSpec>) -> Result<Response<Self::WatchStream>, Status> {
+            Err(Status::unimplemented("explain asks once"))
         }
     }
 
@@ -450,8 +522,10 @@ mod tests {
         let controller = Controller::default();
         let (near, far) = tokio::io::duplex(64 * 1024);
         let incoming = stream::iter([Ok::<_, std::io::Error>(far)]).chain(stream::pending());
-        let service = DestinationServer::new(controller.clone());
-        tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+        let services = Server::builder()
+            .add_service(DestinationServer::new(controller.clone()))
+            .add_service(OutboundPoliciesServer::new(controller.clone()));
+        tokio::spawn(services.serve_with_incoming(incoming));
         let mut near = Some(near);
         let connector = tower::service_fn(move |_| {
             let near = near.take().ok_or_else(|| std::io::Error::other("one connection suffices"));
@@ -474,23 +548,32 @@ mod tests {
                     web,
                 ],
             ),
+            ("10.96.0.5:80", &["endpoint 10.0.0.2:8080 (canary-0): plaintext, because pod canary-0 has no proxy", web]),
             ("10.0.0.9:8080", &["endpoint 10.0.0.9:8080 (web-0): mutual TLS with web.shop.serviceaccount"]),
             ("8.8.8.8:443", &["endpoint 8.8.8.8:443: plaintext, because no pod of the cluster has this address"]),
         ] {
-            let found = ask(channel.clone(), &client, address.parse().unwrap()).await.unwrap();
+            let policy = || async { Ok(channel.clone()) };
+            let found = ask(channel.clone(), policy, &client, address.parse().unwrap()).await.unwrap();
             assert_eq!(texts(Ok(read(found, "linkerd", client.requires_mtls, &client.ips))), expected);
         }
         let asked = controller.0.lock().unwrap().clone();
         let expected = [
             "profile 10.96.0.1:80",
+            "policy 10.96.0.1:80",
             "get web.shop.svc.cluster.local:80",
             "profile 10.96.0.2:80",
+            "policy 10.96.0.2:80",
             "get empty.shop.svc.cluster.local:80",
             "profile 10.96.0.3:80",
             "get canary.shop.svc.cluster.local:80",
             "get web.shop.svc.cluster.local:80",
             "profile 10.96.0.4:80",
+            "policy 10.96.0.4:80",
             "get peers.shop.svc.cluster.local:80",
+            "profile 10.96.0.5:80",
+            "policy 10.96.0.5:80",
+            "get canary.shop.svc.cluster.local:80",
+            "get web.shop.svc.cluster.local:80",
             "profile 10.0.0.9:8080",
             "profile 8.8.8.8:443",
         ];
