@@ -178,7 +178,7 @@ fn head(stream: &mut impl Read) -> Option<String> {
 }
 
 /// Twice as long as a command may be silent: the commands run at the same time.
-const SLOW: Duration = Duration::from_secs(2);
+const SLOW: Duration = Duration::from_secs(4);
 
 /// An HTTP server that has nothing, and takes its time to say so.
 fn slow_web_server() -> SocketAddr {

@@ -342,13 +342,8 @@ fn rows(root: &Root) -> Vec<Row> {
             "Linkerd's control plane, and Weft's agent alone",
             &["-L", "default"],
             Break::Create(agent_and_linkerd()),
-            "control plane is Weft's",
-            &[
-                "ConfigMap default/linkerd-config",
-                "DaemonSet default/weft-test-check",
-                "`linkerd check`",
-                "`weft status -L default`",
-            ],
+            "agents have a control plane of Weft",
+            &["DaemonSet default/weft-test-check", "`linkerd check`", "`weft status -L default`"],
         ),
         with(
             "Weft's agent alone",

@@ -233,12 +233,12 @@ impl Facts {
         }
     }
 
-    /// The agent that serves Linkerd from the control plane's namespace, where no control plane is. It is not known
-    /// where this user may not list DaemonSets.
+    /// The agent that serves Linkerd from this namespace, where no control plane of ours is. It is not known where this
+    /// user may not list DaemonSets.
     pub(super) fn agent_alone(&self) -> Option<&OtherAgent> {
         let is_here = |agent: &&OtherAgent| agent.alone_in() == Some(self.namespace.as_str());
-        let nothing_else = self.installed() == Some(Installed::No);
-        self.agents_for_linkerd().find(is_here).filter(|_| nothing_else)
+        let is_other = matches!(self.installed(), Some(Installed::No | Installed::ByOthers));
+        self.agents_for_linkerd().find(is_here).filter(|_| is_other)
     }
 
     /// The agents that serve Linkerd, of all namespaces.

@@ -25,6 +25,8 @@ const LINKERD: &str = "`linkerd check` for the control plane and the proxies";
 pub(super) fn is_ours(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     match facts.installed() {
         None | Some(Installed::No) => return Err(Stop::Skip),
+        // The agents of this namespace are checked.
+        Some(Installed::ByOthers) if facts.agent_alone().is_some() => return Err(Stop::Skip),
         Some(Installed::ByUs | Installed::ByHelm(_) | Installed::ByTemplate) => return Ok(Vec::new()),
         Some(Installed::ByOthers) => {}
     }
