@@ -16,6 +16,7 @@ mod bad_input;
 mod certificates;
 mod command_line;
 mod component;
+mod injection;
 mod interception;
 mod kernel;
 mod migration;
@@ -72,7 +73,7 @@ impl Needs {
 
 type Check = (&'static str, Needs, fn(&mut World));
 
-const CHECKS: [Check; 45] = [
+const CHECKS: [Check; 46] = [
     ("without the CRDs the chart refuses and names them", Needs::Cluster, bad_input::missing_crds),
     ("a chart without its values refuses and names them", Needs::Cluster, bad_input::missing_values),
     (
@@ -93,6 +94,11 @@ const CHECKS: [Check; 45] = [
     ("weft version shows the versions of the mesh", Needs::Mesh, command_line::versions),
     ("promtool objects to no metric whose name is not Linkerd's", Needs::Mesh, metrics_are_clean),
     ("each pod of a StatefulSet is reached by its own name", Needs::Workloads, workloads::stateful_set),
+    (
+        "pods get a proxy by their kind and annotation, and no others do",
+        Needs::Workloads,
+        injection::follows_kind_and_annotation,
+    ),
     ("a port of the node leads to a proxy", Needs::Workloads, workloads::host_port),
     (
         "every start of a pod is meshed from its first byte, and Jobs end",

@@ -24,7 +24,7 @@ use crate::{
 /// The workloads' namespace: meshed, and restricted by Pod Security.
 pub(super) const NAMESPACE: &str = "workloads";
 /// A meshed namespace whose Pod Security admits ports of the node.
-const EDGE: &str = "edge";
+pub(super) const EDGE: &str = "edge";
 /// A namespace outside the mesh.
 const PLAIN: &str = "plain";
 /// A meshed namespace with addresses of both families.
@@ -34,7 +34,7 @@ const DUAL_ID: &str = "default.dual.serviceaccount.identity.linkerd.cluster.loca
 const HOST_PORT: u16 = 17_070;
 /// A port that no other application has.
 pub(super) const PORT: u16 = 7070;
-const SERVER: &str = "server.workloads:80";
+pub(super) const SERVER: &str = "server.workloads:80";
 /// The identity of pods without an account of their own.
 const IDENTITY: &str = "default.workloads.serviceaccount.identity.linkerd.cluster.local";
 const STARTS: &str = "WEFT_TEST_POD_STARTS";
