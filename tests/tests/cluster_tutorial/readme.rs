@@ -20,6 +20,8 @@ const REMOVAL: &str = "kubectl delete namespace shop outside\nweft uninstall | k
 
 /// Runs the commands, with what `dist` writes of the binaries under test.
 pub(super) fn follow(world: &World) {
+    // The tutorial's end does not wait for its own application to be gone.
+    forget(world);
     let directory = TempDir::new().unwrap();
     let mut dist = Command::new(binaries::directory().unwrap().join("weft-lab"));
     dist.args(["dist", "--profile", "dev", "--no-build", "--only", "application", "--output"]);
@@ -41,5 +43,7 @@ pub(super) fn follow(world: &World) {
 
 /// Waits until its application is gone.
 pub(super) fn forget(world: &World) {
-    world.cluster.kubectl(&["wait", "--for=delete", &format!("namespace/{SHOP}"), "--timeout=180s"]).unwrap();
+    let namespaces = [SHOP, "outside"].map(|namespace| format!("namespace/{namespace}"));
+    let wait = [&["wait", "--for=delete", "--timeout=180s"][..], &namespaces.each_ref().map(String::as_str)].concat();
+    world.cluster.kubectl(&wait).unwrap();
 }
