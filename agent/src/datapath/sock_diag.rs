@@ -168,8 +168,9 @@ mod tests {
                 uid,
                 inode: rustix::fs::fstat(listener).unwrap().st_ino,
             };
+            // Where sockets come and go while the kernel lists them page by page, it may list one twice.
             for (way, found) in [("asked", &asked), ("tabled", &tabled)] {
-                assert_eq!(found.iter().filter(|one| **one == listening).count(), 1, "{way}: {listening:?}");
+                assert!(found.contains(&listening), "{way}: {listening:?}");
             }
         }
         let client = std::net::TcpStream::connect(listeners[0].local_addr().unwrap()).unwrap();
