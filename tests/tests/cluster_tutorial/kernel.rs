@@ -69,17 +69,21 @@ pub(super) fn kill_container(status: &Value) {
     assert!(killed > 0, "no process of container {id}");
 }
 
-/// Kills the processes of control groups whose path has this part. Returns their number.
+/// Kills the processes of control groups whose path has this part. Returns how many there were.
 fn kill_in_cgroup(part: &str) -> usize {
-    let mut killed = 0;
+    let mut found = Vec::new();
     for process in fs::read_dir("/proc").unwrap().flatten() {
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         let cgroup = fs::read_to_string(process.path().join("cgroup")).unwrap_or_default();
-        if cgroup.contains(part) && kill(Pid::from_raw(pid), Signal::SIGKILL).is_ok() {
-            killed += 1;
+        if cgroup.contains(part) {
+            found.push(Pid::from_raw(pid));
         }
     }
-    killed
+    // All are known before the first one dies: with it, the container runtime ends others.
+    for pid in &found {
+        let _ = kill(*pid, Signal::SIGKILL);
+    }
+    found.len()
 }
 
 /// How long the threads of these pods' proxies and applications ran and waited for a processor, and for what this host

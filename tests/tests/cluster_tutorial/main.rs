@@ -230,7 +230,12 @@ fn trial(world: &Arc<Mutex<Option<World>>>, &(name, needs, check): &Check) -> Tr
             println!("  took {} s", took.as_secs());
         }
         checked.map(|()| Completion::Completed).map_err(|error| {
+            // At once, because all errors are shown only at the end, which may not come.
+            println!("{error}");
             world.explain();
+            if let Err(error) = catch(|| world.start_stopped_agents()) {
+                println!("{error}");
+            }
             Failed::from(error)
         })
     })

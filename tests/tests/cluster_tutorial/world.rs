@@ -1,6 +1,7 @@
 //! The cluster, the tutorial in its shell, and queries that several checks share.
 
 use std::{
+    cell::Cell,
     collections::BTreeSet,
     io::Write as _,
     process::Stdio,
@@ -59,6 +60,7 @@ pub(super) struct World {
     replicas: Option<usize>,
     /// The agents' maps, where agents run on this host.
     maps: BTreeSet<u32>,
+    are_agents_stopped: Cell<bool>,
 }
 
 impl World {
@@ -83,6 +85,7 @@ impl World {
             is_removed: false,
             replicas: None,
             maps: BTreeSet::new(),
+            are_agents_stopped: Cell::new(false),
         })
     }
 
@@ -268,6 +271,7 @@ impl World {
 
     /// Ends the agents of all nodes; their programs stay.
     pub(super) fn stop_agents(&self) {
+        self.are_agents_stopped.set(true);
         self.select_nodes(r#""true""#);
         let gone = self.cluster.until(Duration::from_secs(60), |cluster| {
             let pods = cluster.pods(MESH, AGENTS)?;
@@ -280,6 +284,14 @@ impl World {
     pub(super) fn start_agents(&self) {
         self.select_nodes("null");
         self.cluster.rolled_out(MESH, "ds/weft-agent").unwrap();
+        self.are_agents_stopped.set(false);
+    }
+
+    /// Starts them again where a check has failed in between: without them all later checks would wait, and fail.
+    pub(super) fn start_stopped_agents(&self) {
+        if self.are_agents_stopped.get() {
+            self.start_agents();
+        }
     }
 
     /// Sets a label that no node has and the agents' nodes must have.
