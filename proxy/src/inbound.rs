@@ -44,7 +44,6 @@ use crate::{
 };
 
 use error::ConnectionError;
-use gateway::Gateway;
 use profiles::Profiles;
 use target::ApplicationPorts;
 use tls::TlsServer;
@@ -71,7 +70,7 @@ pub(crate) struct Inbound {
     failures: FailureLog,
     sources: Mutex<HashMap<SourceKey, Arc<TransportMetrics>>>,
     /// What serves connections for names; `None` if this proxy serves none.
-    gateway: Option<Gateway>,
+    gateway: Option<Outbound>,
     /// ServiceProfiles of the names in requests; `None` if they are not looked up.
     profiles: Option<Profiles>,
 }
@@ -144,7 +143,7 @@ impl Inbound {
     /// The same as a gateway to `outbound`, if the settings make it one.
     fn with_gateway(mut self, outbound: Outbound) -> Self {
         let is_gateway = !self.shared.config.inbound.gateway_suffixes.is_empty();
-        self.gateway = is_gateway.then(|| Gateway::new(outbound));
+        self.gateway = is_gateway.then_some(outbound);
         self
     }
 

@@ -167,7 +167,7 @@ mod tests {
     use std::{future::poll_fn, pin::pin, task::Poll};
 
     use super::*;
-    use crate::testing::socket_options;
+    use crate::testing::{SOCKET_OPTIONS, socket_options};
 
     #[tokio::test]
     async fn workers_share_one_address() {
@@ -179,14 +179,12 @@ mod tests {
     async fn accepted_connections_have_their_options() {
         let bound = bind("127.0.0.1:0".parse().unwrap(), 1).unwrap().remove(0);
         let addr = bound.local_addr().unwrap();
-        let options =
-            SocketConfig { keepalive: Some(Duration::from_secs(10)), user_timeout: Some(Duration::from_secs(30)) };
-        let listener = Listener::new(bound, options).unwrap();
+        let listener = Listener::new(bound, SOCKET_OPTIONS).unwrap();
         let client = TcpStream::connect(addr).await.unwrap();
         let accepted = listener.accept().await;
         assert_eq!(accepted.peer, client.local_addr().unwrap());
         assert!(accepted.stream.nodelay().unwrap());
-        assert_eq!(socket_options(&accepted.stream), options);
+        assert_eq!(socket_options(&accepted.stream), SOCKET_OPTIONS);
     }
 
     #[test]

@@ -29,7 +29,7 @@ use balancer::BalancerFamilies;
 pub(crate) use balancer::{BalancerKind, BalancerMetrics};
 pub(crate) use by_host::ByHost;
 use chosen::UndeclaredPorts;
-pub(crate) use chosen::{Authorities, ClientIds, DialledAddresses, InboundTargets, TargetNames};
+pub(crate) use chosen::{Authorities, ClientIds, DialledAddresses, InboundTargets, OTHER, TargetNames};
 use detect::DetectFamilies;
 pub(crate) use detect::DetectMetrics;
 pub(crate) use histogram::{FrameBytes, Histogram, LatencyMs};

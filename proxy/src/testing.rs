@@ -52,6 +52,10 @@ pub(crate) async fn tcp_pair() -> (TcpStream, TcpStream) {
     (client, listener.accept().await.unwrap().0)
 }
 
+/// Options that no socket has by default.
+pub(crate) const SOCKET_OPTIONS: SocketConfig =
+    SocketConfig { keepalive: Some(Duration::from_secs(10)), user_timeout: Some(Duration::from_secs(30)) };
+
 /// The options that a socket has, as the kernel says.
 pub(crate) fn socket_options(stream: &TcpStream) -> SocketConfig {
     let socket = SockRef::from(stream);

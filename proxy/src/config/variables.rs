@@ -266,7 +266,7 @@ pub(super) const GROUPS: &[Group] = &[
             Variable::new(
                 "INBOUND_METRICS_AUTHORITY_LABELS",
                 "off",
-                "`unsafe` tells requests apart by their `authority`, which clients choose, up to 128 at a time",
+                "`unsafe` adds the label `authority` to metrics of requests; at most 128 values, from clients",
             ),
         ],
     },

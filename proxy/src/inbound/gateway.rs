@@ -30,15 +30,11 @@ use crate::{
         upgrade::Tunnel,
     },
     io::{Abort, Io},
-    outbound::{Outbound, RelayError},
+    metrics::OTHER,
+    outbound::RelayError,
     policy::{PortPolicy, authz::Client},
     transport_header::TransportHeader,
 };
-
-/// One worker's gateway.
-pub(super) struct Gateway {
-    outbound: Outbound,
-}
 
 /// What all requests of one connection to a gateway share.
 pub(super) struct Route {
@@ -57,12 +53,6 @@ pub(crate) struct Target {
     forwarded: HeaderValue,
 }
 
-impl Gateway {
-    pub(super) fn new(outbound: Outbound) -> Self {
-        Self { outbound }
-    }
-}
-
 impl Inbound {
     /// The name in a header, if it is one that this gateway serves.
     fn served(&self, header: &TransportHeader) -> Option<Name> {
@@ -76,7 +66,7 @@ impl Inbound {
         match &self.gateway {
             Some(_) if header.name.is_some() => match self.served(header) {
                 Some(name) => self.shared.metrics.target_names.value(name.host()).to_owned().into(),
-                None => "other".into(),
+                None => OTHER.into(),
             },
             _ => "".into(),
         }
@@ -115,7 +105,7 @@ impl Route {
             // Upgrades are never carried.
             strip_hop_by_hop(request.headers_mut());
         }
-        let named = gateway.outbound.named(&target.name, client).ok_or(RelayError::Failure(Failure::LoadShed))?;
+        let named = gateway.named(&target.name, client).ok_or(RelayError::Failure(Failure::LoadShed))?;
         named.send(request, kind, informational).await
     }
 }
@@ -173,7 +163,7 @@ where
     if inbound.is_own(&client) {
         return Err(ConnectionError::GatewayLoop);
     }
-    let named = gateway.outbound.named(&name, client.addr).ok_or(ConnectionError::TooManyNames)?;
+    let named = gateway.named(&name, client.addr).ok_or(ConnectionError::TooManyNames)?;
     let inbound = Arc::clone(inbound);
     Ok(Box::pin(async move {
         tokio::select! {

@@ -315,14 +315,12 @@ mod tests {
     use crate::{
         config::SocketConfig,
         inbound::testing::{self, Mesh},
-        testing::socket_options,
+        testing::{SOCKET_OPTIONS, socket_options},
     };
 
     #[tokio::test]
     async fn connections_to_the_application_have_their_options() {
-        let options =
-            SocketConfig { keepalive: Some(Duration::from_secs(10)), user_timeout: Some(Duration::from_secs(30)) };
-        for connect in [SocketConfig::default(), options] {
+        for connect in [SocketConfig::default(), SOCKET_OPTIONS] {
             let mut config = testing::config();
             config.inbound.connect = connect;
             let (shared, _drain) = testing::shared(config, &Mesh::new());

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use super::{Labels, label, target_labels};
 
 /// The value that the others share.
-const OTHER: &str = "other";
+pub(crate) const OTHER: &str = "other";
 
 /// The values of the label `authority`.
 pub(crate) type Authorities = LabelValues<128>;

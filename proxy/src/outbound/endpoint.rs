@@ -327,20 +327,16 @@ fn labels(config: &Config, info: &EndpointInfo, target: Labels, service: Option<
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::{
         config::SocketConfig,
         inbound::testing::{self, Mesh},
-        testing::socket_options,
+        testing::{SOCKET_OPTIONS, socket_options},
     };
 
     #[tokio::test]
     async fn connections_to_endpoints_have_their_options() {
-        let options =
-            SocketConfig { keepalive: Some(Duration::from_secs(10)), user_timeout: Some(Duration::from_secs(30)) };
-        for connect in [SocketConfig::default(), options] {
+        for connect in [SocketConfig::default(), SOCKET_OPTIONS] {
             let mut config = testing::config();
             config.outbound.allow_loopback = true;
             config.outbound.connect = connect;
