@@ -107,8 +107,9 @@ pub(super) fn ips(pod: &Pod) -> Vec<IpAddr> {
 /// The endpoints of an address, as the proxy of the client would find them.
 pub(super) async fn endpoints(cluster: &Cluster, client: &Client<'_>, address: SocketAddr) -> Result<Vec<Endpoint>> {
     let asked = async {
-        let destination = controller(cluster, DESTINATION).await?;
-        ask(destination, || controller(cluster, POLICY), client, address).await
+        let pod = controller(cluster).await?;
+        let destination = connect(cluster, &pod, DESTINATION).await?;
+        ask(destination, || connect(cluster, &pod, POLICY), client, address).await
     };
     let found = match tokio::time::timeout(ANSWER, asked).await {
         Ok(found) => found?,
@@ -117,8 +118,8 @@ pub(super) async fn endpoints(cluster: &Cluster, client: &Client<'_>, address: S
     Ok(read(found, &cluster.namespace, client.requires_mtls, &client.ips))
 }
 
-/// Connects to a port of a destination controller that runs, through the API server.
-async fn controller(cluster: &Cluster, port: u16) -> Result<Channel> {
+/// The name of a pod of the destination controller that is ready.
+async fn controller(cluster: &Cluster) -> Result<String> {
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
     let selector = format!("{}=destination", labels::CONTROL_PLANE_COMPONENT);
     let found = list(pods, &ListParams::default().labels(&selector)).await;
@@ -128,8 +129,12 @@ async fn controller(cluster: &Cluster, port: u16) -> Result<Channel> {
         conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
     };
     let ready = found.iter().find(|pod| is_ready(pod)).map(Pod::name_any);
-    let name = ready.with_context(|| format!("no destination controller is ready in {}", cluster.namespace))?;
-    let cluster = cluster.clone();
+    ready.with_context(|| format!("no destination controller is ready in {}", cluster.namespace))
+}
+
+/// Connects to a port of such a pod, through the API server.
+async fn connect(cluster: &Cluster, pod: &str, port: u16) -> Result<Channel> {
+    let (cluster, name) = (cluster.clone(), pod.to_owned());
     // The address is not used: the connector has the pod.
     let endpoint = GrpcEndpoint::from_static("http://destination");
     let channel = endpoint.connect_with_connector(tower::service_fn(move |_| {
