@@ -165,6 +165,10 @@ struct RunArgs {
     /// only until the agent completes it [default on a Kubernetes node: the chart's proxy.uid; else off]
     #[arg(long, value_name = "UID")]
     self_enrol_uid: Option<u32>,
+    /// Never have the kernel enrol by itself: it knows a proxy by its user alone, and the pods of control planes that
+    /// --controller-namespace does not name may have the same
+    #[arg(long, conflicts_with = "self_enrol_uid")]
+    no_self_enrol: bool,
     /// Have the kernel programs log each step; costs time on each connection
     #[arg(long)]
     debug_log: bool,
@@ -242,7 +246,10 @@ fn read_defaults(path: &Path) -> Result<RedirectionDefaults> {
 
 /// The proxy user that the kernel enrols by itself. On a Kubernetes node, pods with another proxy user wait for the
 /// agent.
-fn self_enrolment(uid: Option<u32>, kubernetes: Option<&app::KubernetesConfig>) -> Option<SelfEnrolment> {
+fn self_enrolment(uid: Option<u32>, is_off: bool, kubernetes: Option<&app::KubernetesConfig>) -> Option<SelfEnrolment> {
+    if is_off {
+        return None;
+    }
     let defaults = kubernetes.map(|kubernetes| kubernetes.defaults.clone());
     let proxy_uid = uid.or_else(|| u32::try_from(defaults.as_ref()?.proxy_uid).ok())?;
     let ports = defaults.unwrap_or_default().ports;
@@ -284,7 +291,7 @@ fn execute(command: Command) -> Result<()> {
                 debug_log: args.debug_log,
                 as_on_linux: args.as_on_linux,
                 log,
-                self_enrolment: self_enrolment(args.self_enrol_uid, kubernetes.as_ref()),
+                self_enrolment: self_enrolment(args.self_enrol_uid, args.no_self_enrol, kubernetes.as_ref()),
                 kubernetes,
             }))
         }
@@ -334,9 +341,12 @@ mod tests {
         let defaults = Values::parse("proxy: {uid: 2202}").and_then(|values| values.redirection()).unwrap();
         let identity = Identity { node: "a".into(), pod: None };
         let kubernetes = app::KubernetesConfig { identity, defaults };
-        assert_eq!(self_enrolment(None, Some(&kubernetes)).unwrap().proxy_uid, 2202);
-        assert_eq!(self_enrolment(Some(2303), Some(&kubernetes)).unwrap().proxy_uid, 2303);
-        assert_eq!(self_enrolment(None, None), None);
+        assert_eq!(self_enrolment(None, false, Some(&kubernetes)).unwrap().proxy_uid, 2202);
+        assert_eq!(self_enrolment(Some(2303), false, Some(&kubernetes)).unwrap().proxy_uid, 2303);
+        assert_eq!(self_enrolment(None, false, None), None);
+        assert_eq!(self_enrolment(None, true, Some(&kubernetes)), None);
+        let run = |more: &[&str]| Cli::try_parse_from([&["weft-agent", "run"], more].concat());
+        assert!(run(&["--no-self-enrol"]).is_ok() && run(&["--no-self-enrol", "--self-enrol-uid", "2202"]).is_err());
     }
 
     #[test]

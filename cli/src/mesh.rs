@@ -114,6 +114,22 @@ impl Mesh {
         self.daemon_set.iter().flatten().any(other_agent::is_alone)
     }
 
+    /// Whether this pod's redirection is the agents' concern, according to their arguments: pods of control planes that
+    /// they do not name are left alone where the kernel enrols none by itself.
+    pub(crate) fn serves(&self, pod: &Pod) -> bool {
+        const NAMED: &str = "--controller-namespace=";
+        const LEAVES_ALONE: &str = "--no-self-enrol";
+        let spec = self.daemon_set.iter().flatten().find_map(|daemon_set| daemon_set.spec.template.spec.as_ref());
+        let containers = spec.into_iter().flat_map(|spec| &spec.containers);
+        let arguments: Vec<_> = containers.flat_map(|container| container.args.iter().flatten()).collect();
+        let Some(named) = arguments.iter().find_map(|argument| argument.strip_prefix(NAMED)) else { return true };
+        if !arguments.iter().any(|argument| *argument == LEAVES_ALONE) {
+            return true;
+        }
+        let of_pod = pod.labels().get(labels::CONTROL_PLANE_NS);
+        named.split(',').any(|namespace| of_pod.is_some_and(|of_pod| of_pod == namespace))
+    }
+
     /// The name of the agents' DaemonSet.
     pub(crate) fn daemon_set_name(&self) -> String {
         self.daemon_set.iter().flatten().next().map_or_else(|| agent::DAEMON_SET.to_owned(), ResourceExt::name_any)

@@ -36,7 +36,8 @@ use report::Report;
   weft status -o wide                 also why a pod is not enrolled, and the agents' counters
 
 STATE of a pod: enrolled (both directions obey its rules), pending (not yet), refused (an annotation of it cannot be
-read), leaving (deleted, and alive on its node), missing (its node's agent does not know it), unknown (no agent to ask).")]
+read), leaving (deleted, and alive on its node), missing (its node's agent does not know it), unknown (no agent to ask),
+unserved (of a control plane whose pods the agents do not redirect).")]
 pub(crate) struct StatusArgs {
     /// Only pods of this namespace [default: all]
     #[arg(short, long)]

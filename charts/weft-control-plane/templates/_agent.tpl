@@ -10,6 +10,7 @@ The node agent: its account, its rights and the DaemonSet. Arguments:
   config               name of the ConfigMap whose key `values` has the settings of redirection
   checksum             of these settings: an agent reads them once, when it starts
   controllerNamespace  namespaces of the control planes whose pods are enrolled, separated by commas; empty: of any
+  noSelfEnrol          whether the kernel enrols no pod by itself: proxies of other meshes may have the same user
   imagePullPolicy      of an image without its own
   imagePullSecrets     a list
   agent                the agent's values, as in values.yaml of weft-control-plane
@@ -134,6 +135,9 @@ spec:
             - --pod-uid=$(POD_UID)
             {{- with .controllerNamespace }}
             - --controller-namespace={{ . }}
+            {{- end }}
+            {{- if .noSelfEnrol }}
+            - --no-self-enrol
             {{- end }}
             - --values=/var/run/linkerd/config/values
             - --cgroup-root=/host/cgroup

@@ -74,7 +74,7 @@ fn nodes_without_agent(mesh: &Mesh, found: &mut Vec<Problem>) {
 /// those with meshed pods.
 pub(crate) fn without_agent(nodes: &[Node], mesh: &Mesh) -> Vec<String> {
     let with: BTreeSet<&str> = mesh.agents.iter().map(Agent::node).collect();
-    let meshed = mesh.meshed.iter().flatten().filter(|pod| !pods::is_over(pod));
+    let meshed = mesh.meshed.iter().flatten().filter(|pod| !pods::is_over(pod) && mesh.serves(pod));
     let meshed: BTreeSet<&str> = meshed.map(pods::node).collect();
     let linux = |node: &&Node| node.labels().get("kubernetes.io/os").is_none_or(|os| os == "linux");
     let selected = |node: &Node| mesh.daemon_set.iter().flatten().any(|daemon_set| is_selected(daemon_set, node));
@@ -258,7 +258,7 @@ pub(super) fn not_enrolled(row: &PodRow) -> Option<Problem> {
     let reason = |default: &str| if row.reason.is_empty() { default.to_owned() } else { row.reason.clone() };
     let node = if row.node.is_empty() { String::new() } else { format!(" on {}", row.node) };
     match row.state {
-        State::Enrolled | State::Leaving | State::Unknown => None,
+        State::Enrolled | State::Leaving | State::Unknown | State::Unserved => None,
         State::Pending => {
             let remedy = "it becomes ready when this is over; if it lasts, see the agent's log";
             Some(Problem::new(object, format!("not redirected yet: {}", reason("its proxy does not listen")), remedy))

@@ -125,6 +125,7 @@ fn lease_row(lease: &Lease, now: Timestamp) -> LeaseRow {
 #[cfg(test)]
 pub(super) mod tests {
     use serde_json::json;
+    use weft_k8s_api::labels;
     use weft_proto::agent::{PodRef, PodState, PodStatus, StatusResponse};
 
     use super::{super::rows::State, *};
@@ -210,6 +211,28 @@ pub(super) mod tests {
             Report::of_cluster(&mesh(agents, vec![meshed("web-0", "a", false), meshed("web-1", "b", true)]), now());
         let states: Vec<_> = report.pods.iter().map(|pod| pod.state).collect();
         assert_eq!(states, [State::Missing, State::Unknown]);
+    }
+
+    #[test]
+    fn a_pod_whose_control_plane_the_agents_do_not_serve_is_shown_with_the_reason_and_is_no_problem() {
+        let of = |name: &str, control_plane: &str| {
+            let mut pod = meshed(name, "a", true);
+            pod.metadata.labels = Some([(labels::CONTROL_PLANE_NS.to_owned(), control_plane.to_owned())].into());
+            pod
+        };
+        let pods = vec![of("served", "linkerd-edge"), of("unserved", "another")];
+        let mut mesh = mesh(vec![agent("a", Ok(status(Vec::new())))], pods);
+        let arguments = ["run", "--controller-namespace=linkerd,linkerd-edge"];
+        let spec = json!({"containers": [{"name": "agent", "args": arguments}]});
+        let daemon_set = mesh.daemon_set.as_mut().unwrap().as_mut().unwrap();
+        daemon_set.spec.template.spec = Some(serde_json::from_value(spec).unwrap());
+        let report = Report::of_cluster(&mesh, now());
+        let states: Vec<_> = report.pods.iter().map(|pod| pod.state).collect();
+        assert_eq!(states, [State::Missing, State::Unserved]);
+        let reason = &report.pods[1].reason;
+        assert!(reason.contains("namespace another") && reason.contains("controllerNamespace"), "{reason}");
+        let problems: Vec<_> = report.problems.iter().map(|problem| problem.object.as_str()).collect();
+        assert_eq!(problems, ["Pod shop/served"]);
     }
 
     #[test]

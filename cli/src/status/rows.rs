@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use serde::Serialize;
+use weft_k8s_api::labels;
 use weft_proto::agent::{LogLine, PodState, PodStatus, StatusResponse};
 
 use crate::mesh::{Agent, Fetched, Mesh, pods};
@@ -105,6 +106,8 @@ pub(super) enum State {
     Missing,
     /// There is no agent that could know it.
     Unknown,
+    /// The agents do not redirect pods of its control plane.
+    Unserved,
 }
 
 impl State {
@@ -116,6 +119,7 @@ impl State {
             Self::Leaving => "leaving",
             Self::Missing => "missing",
             Self::Unknown => "unknown",
+            Self::Unserved => "unserved",
         }
     }
 
@@ -136,7 +140,8 @@ impl State {
 pub(super) fn pod_rows(mesh: &Mesh) -> Vec<PodRow> {
     let enrolments = Enrolments::of(&mesh.agents);
     let here = |pod: &&Pod| !pods::is_over(pod);
-    let mut rows: Vec<_> = mesh.meshed.iter().flatten().filter(here).map(|pod| pod_row(pod, &enrolments)).collect();
+    let row = |pod: &Pod| pod_row(pod, &enrolments, mesh.serves(pod));
+    let mut rows: Vec<_> = mesh.meshed.iter().flatten().filter(here).map(row).collect();
     rows.sort_by(|one, other| (&one.namespace, &one.name).cmp(&(&other.namespace, &other.name)));
     rows
 }
@@ -199,17 +204,29 @@ impl<'a> Enrolments<'a> {
     }
 }
 
-fn pod_row(pod: &Pod, enrolments: &Enrolments<'_>) -> PodRow {
+fn pod_row(pod: &Pod, enrolments: &Enrolments<'_>, is_served: bool) -> PodRow {
     let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
     let known = enrolments.pods.get(&(namespace.as_str(), name.as_str())).copied();
     let node = pods::node(pod);
-    let unknown = if enrolments.nodes.contains(&node) { State::Missing } else { State::Unknown };
+    let unknown = match enrolments.nodes.contains(&node) {
+        _ if !is_served => State::Unserved,
+        true => State::Missing,
+        false => State::Unknown,
+    };
+    let row = PodRow::new((namespace, name), node, known, unknown);
+    let control_plane = pod.labels().get(labels::CONTROL_PLANE_NS).map_or("", String::as_str);
     PodRow {
+        reason: match row.state {
+            State::Unserved => {
+                format!("its control plane, of namespace {control_plane}, is not one of controllerNamespace")
+            }
+            _ => row.reason,
+        },
         proxy_ready: pods::proxy_status(pod).is_some_and(|status| status.ready),
         proxy_version: pods::proxy_container(pod)
             .and_then(|proxy| proxy.image.as_deref())
             .map(|image| pods::version(image).to_owned())
             .unwrap_or_default(),
-        ..PodRow::new((namespace, name), node, known, unknown)
+        ..row
     }
 }

@@ -52,7 +52,7 @@ fn values_of_linkerds_plugin_reach_the_agent() {
     let agent = &spec["template"]["spec"]["containers"][0];
     assert_eq!(agent["resources"]["limits"]["memory"], "99Mi");
     let arguments = agent["args"].as_array().unwrap();
-    for expected in ["--controller-namespace=linkerd", "--log-level=debug"] {
+    for expected in ["--controller-namespace=linkerd", "--no-self-enrol", "--log-level=debug"] {
         assert!(arguments.contains(&json!(expected)), "{arguments:?}");
     }
 
@@ -72,7 +72,10 @@ fn values_of_linkerds_plugin_reach_the_agent() {
     linkerds.skips.api_server_ports = "443,6443".parse().unwrap();
     assert_eq!(found, linkerds);
     let agent = &object(&defaults, "DaemonSet", "linkerd-cni")["spec"]["template"]["spec"]["containers"][0];
-    assert!(!agent["args"].to_string().contains("--controller-namespace"), "{agent}");
+    // Without other control planes, there is no pod that the kernel would have to leave alone.
+    for unexpected in ["--controller-namespace", "--no-self-enrol"] {
+        assert!(!agent["args"].to_string().contains(unexpected), "{agent}");
+    }
 }
 
 #[test]

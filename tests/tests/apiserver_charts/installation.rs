@@ -70,9 +70,13 @@ fn an_installation_has_what_it_needs_and_leaves_nothing() {
     agents_are_told_by_their_labels(&cluster, &|| install(&[]));
     succeeded(&install(&[]));
 
-    let second = helm(&["install", "weft-agent", agent_only::CHART, "--namespace", MESH], &[]);
-    let refused = String::from_utf8_lossy(&second.stderr).into_owned();
-    assert!(refused.contains("weft-agent of namespace linkerd") && refused.contains("weft-control-plane"), "{refused}");
+    let alone = helm(&["install", "weft-agent", agent_only::CHART, "--namespace", MESH], &[]);
+    let whole = helm(&["install", "second", CONTROL_PLANE, "--namespace", "second-mesh"], &certificates.all());
+    for second in [alone, whole] {
+        let refused = String::from_utf8_lossy(&second.stderr).into_owned();
+        let words = ["DaemonSet weft-agent of namespace linkerd", "weft-control-plane"];
+        assert!(words.iter().all(|word| refused.contains(word)), "{refused}");
+    }
     accounts_are_limited(&cluster);
     destination_writes_its_own_slices_only(&cluster);
 

@@ -1,12 +1,12 @@
 //! The agent without Weft's control plane: a pod as Linkerd's injector makes it with `cniEnabled` gets past its network
-//! validator, and an application of such pods comes and leaves under load.
+//! validator, an application of such pods comes and leaves under load, and a node has pods of several control planes.
 
 use std::{process::Stdio, time::Duration};
 
 use anyhow::ensure;
 use serde_json::{Value, json};
 
-use crate::{migration::Migration, requirement::Requirement, world::World};
+use crate::{control_planes, migration::Migration, requirement::Requirement, world::World};
 
 const CHART: &str = "charts/weft-agent";
 const NAMESPACE: &str = "linkerd-cni";
@@ -17,7 +17,8 @@ const NOWHERE: &str = "1.1.1.1:20001";
 const AGENT: Duration = Duration::from_secs(60);
 
 pub(super) fn network_validator_succeeds(world: &mut World) {
-    for (name, level) in [(NAMESPACE, "privileged"), (APPLICATIONS, "baseline")] {
+    let namespaces = [(NAMESPACE, "privileged"), (APPLICATIONS, "baseline"), (control_planes::NAMESPACE, "privileged")];
+    for (name, level) in namespaces {
         let labels = json!({"pod-security.kubernetes.io/enforce": level});
         let metadata = json!({"name": name, "labels": labels});
         world
@@ -25,15 +26,20 @@ pub(super) fn network_validator_succeeds(world: &mut World) {
             .apply(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}).to_string())
             .unwrap();
     }
-    let runs_programs = Requirement::LocalNodes.allows("the migration of an application", &world.cluster);
+    let runs_programs = Requirement::LocalNodes.allows("a migration, several control planes", &world.cluster);
     let mut migration = runs_programs.then(|| Migration::start(world));
     if let Some(migration) = &mut migration {
         migration.begin("the agent is installed");
     }
-    let (installed, said) = world.helm(&["install", "weft-agent", CHART, "--namespace", NAMESPACE]);
+    let named = ["--set", control_planes::VALUE];
+    let (installed, said) =
+        world.helm(&[&["install", "weft-agent", CHART, "--namespace", NAMESPACE], &named[..]].concat());
     assert!(installed, "{said}");
     world.cluster.rolled_out(NAMESPACE, "ds/linkerd-cni").unwrap();
 
+    if migration.is_some() {
+        control_planes::start(world, NAMESPACE);
+    }
     world.cluster.apply(&pod().to_string()).unwrap();
     let ready = ["wait", "pod/web", "--for=condition=Ready", "--timeout=90s"];
     world.cluster.kubectl(&[&["-n", APPLICATIONS], &ready[..]].concat()).unwrap();
@@ -45,6 +51,7 @@ pub(super) fn network_validator_succeeds(world: &mut World) {
     is_shown(world);
 
     if let Some(migration) = &mut migration {
+        control_planes::named_ones_are_served_and_others_left_alone(world, NAMESPACE);
         migration.there_and_back(world);
         migration.begin("the agent is removed");
     }
@@ -58,7 +65,8 @@ pub(super) fn network_validator_succeeds(world: &mut World) {
     if let Some(migration) = migration {
         migration.finish(world);
     }
-    world.cluster.kubectl(&["delete", "namespace", NAMESPACE, APPLICATIONS, "--wait=false"]).unwrap();
+    let namespaces = namespaces.map(|(name, _)| name);
+    world.cluster.kubectl(&[&["delete", "namespace", "--wait=false"], &namespaces[..]].concat()).unwrap();
 }
 
 /// `weft` finds the agent in its namespace.

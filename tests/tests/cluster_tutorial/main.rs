@@ -16,6 +16,7 @@ mod bad_input;
 mod certificates;
 mod command_line;
 mod component;
+mod control_planes;
 mod injection;
 mod interception;
 mod kernel;

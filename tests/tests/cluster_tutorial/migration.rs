@@ -37,7 +37,7 @@ COMMIT
 
 /// What an injected pod has for its redirection: stock Linkerd decides by its value `cniEnabled`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Redirected {
+pub(super) enum Redirected {
     /// `linkerd-init`.
     ByIptables,
     /// `linkerd-network-validator`, which waits for the node's redirection.
@@ -168,11 +168,13 @@ fn listeners(world: &World, app: &str) -> Vec<String> {
 /// The last connections of each pod's proxy.
 fn connections(world: &World, app: &str) -> Vec<Vec<Connection>> {
     let pods = world.cluster.pods(NAMESPACE, &format!("app={app}")).unwrap();
-    let of_pod = |pod: String| {
-        let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}:4191/proxy/connections");
-        serde_json::from_str(&world.cluster.kubectl(&["get", "--raw", &path]).unwrap()).unwrap()
-    };
-    pods.into_iter().map(of_pod).collect()
+    pods.iter().map(|pod| connections_of(world, NAMESPACE, pod)).collect()
+}
+
+/// The last connections of a pod's proxy.
+pub(super) fn connections_of(world: &World, namespace: &str, pod: &str) -> Vec<Connection> {
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}:4191/proxy/connections");
+    serde_json::from_str(&world.cluster.kubectl(&["get", "--raw", &path]).unwrap()).unwrap()
 }
 
 fn rolled_out(world: &World, names: &[&str]) {
@@ -188,7 +190,7 @@ fn apply(world: &World, name: &str, replicas: u32, redirected: Redirected) {
         "strategy": {"rollingUpdate": {"maxSurge": replicas}},
         "template": {
             "metadata": {"labels": labels, "annotations": {"linkerd.io/inject": "enabled"}},
-            "spec": pod(name, redirected),
+            "spec": pod(redirected, &[application(name)]),
         },
     }});
     let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": NAMESPACE},
@@ -197,17 +199,32 @@ fn apply(world: &World, name: &str, replicas: u32, redirected: Redirected) {
     world.cluster.apply(&list.to_string()).unwrap();
 }
 
-/// A pod with Linkerd's containers in its order, the proxy as native sidecar.
-fn pod(name: &str, redirected: Redirected) -> Value {
+/// A client, or a server that clients send requests to.
+fn application(name: &str) -> Value {
+    if ["client", "moved"].contains(&name) {
+        return container("client", 65534, &["/weft-client", "wait"]);
+    }
+    let mut server = container("server", 65534, &["/weft-echo", "--http", &APPLICATION_PORT.to_string()]);
+    let health = json!({"path": "/healthz", "port": APPLICATION_PORT});
+    server["readinessProbe"] = json!({"httpGet": health, "periodSeconds": 1, "timeoutSeconds": 5});
+    // Clients learn later than the pod that it is terminating.
+    server["lifecycle"] = json!({"preStop": {"sleep": {"seconds": 3}}});
+    server
+}
+
+/// A container with programs of this host, in a pod of [`pod`].
+pub(super) fn container(name: &str, user: u32, command: &[&str]) -> Value {
+    json!({
+        "name": name, "image": "localhost/weft-examples:0.1.0", "imagePullPolicy": "IfNotPresent",
+        "command": command, "securityContext": {"runAsUser": user, "runAsGroup": user},
+        "volumeMounts": [{"name": "programs", "mountPath": PROGRAMS, "readOnly": true}],
+    })
+}
+
+/// The spec of a pod with Linkerd's containers in its order, the proxy as native sidecar. Requires nodes on this host.
+pub(super) fn pod(redirected: Redirected, applications: &[Value]) -> Value {
     let programs = binaries::directory().unwrap();
     let program = format!("{PROGRAMS}/weft-passthrough");
-    let container = |name: &str, user: u32, command: &[&str]| {
-        json!({
-            "name": name, "image": "localhost/weft-examples:0.1.0", "imagePullPolicy": "IfNotPresent",
-            "command": command, "securityContext": {"runAsUser": user, "runAsGroup": user},
-            "volumeMounts": [{"name": "programs", "mountPath": PROGRAMS, "readOnly": true}],
-        })
-    };
     let first = match redirected {
         Redirected::ByIptables => {
             // The node's iptables, in the pod's network namespace.
@@ -226,20 +243,10 @@ fn pod(name: &str, redirected: Redirected) -> Value {
     proxy["restartPolicy"] = json!("Always");
     let ready = json!({"httpGet": {"path": "/ready", "port": 4191}, "periodSeconds": 1, "failureThreshold": 60});
     proxy["startupProbe"] = ready;
-    let application = if ["client", "moved"].contains(&name) {
-        container("client", 65534, &["/weft-client", "wait"])
-    } else {
-        let mut server = container("server", 65534, &["/weft-echo", "--http", &APPLICATION_PORT.to_string()]);
-        let health = json!({"path": "/healthz", "port": APPLICATION_PORT});
-        server["readinessProbe"] = json!({"httpGet": health, "periodSeconds": 1, "timeoutSeconds": 5});
-        // Clients learn later than the pod that it is terminating.
-        server["lifecycle"] = json!({"preStop": {"sleep": {"seconds": 3}}});
-        server
-    };
     json!({
         "terminationGracePeriodSeconds": 10,
         "initContainers": [first, proxy],
-        "containers": [application],
+        "containers": applications,
         "volumes": [
             {"name": "programs", "hostPath": {"path": programs, "type": "Directory"}},
             {"name": "node", "hostPath": {"path": "/", "type": "Directory"}},
