@@ -18,7 +18,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 
 use crate::{
-    mesh::Mesh,
+    mesh::{Mesh, other_agent::OtherAgent},
     output::{WideFormat, progress},
     problem::Problem,
     target::{Target, TargetArgs},
@@ -73,7 +73,13 @@ async fn report(args: &StatusArgs) -> Result<Report> {
             if let Err(error) = &mesh.control_pods {
                 bail!("the cluster at {}: pods in namespace {}: {error}", cluster.server, cluster.namespace);
             }
-            Ok(Report::of_cluster(&mesh, k8s_openapi::jiff::Timestamp::now()))
+            // Agents of another namespace matter only where this one has none. Without the right to list them, none is
+            // named.
+            let elsewhere = match &mesh.daemon_set {
+                Ok(None) => OtherAgent::list(&cluster).await.unwrap_or_default(),
+                _ => Vec::new(),
+            };
+            Ok(Report::of_cluster(&mesh, &elsewhere, k8s_openapi::jiff::Timestamp::now()))
         }
         Target::Sandbox(state) => Ok(host::of_sandbox(&state, namespace).await),
         Target::Socket(socket) => host::of_socket(&socket, namespace).await,

@@ -11,6 +11,7 @@ use crate::{
     agent,
     cluster::{Cluster, HELM_RELEASE},
     docs,
+    problem::Problem,
 };
 
 /// The label that objects of the chart weft-agent have, and those of weft-control-plane do not.
@@ -67,6 +68,13 @@ impl OtherAgent {
         self.is_alone.then_some(self.namespace.as_str())
     }
 
+    /// What `weft status` says of it, where it is asked about a namespace without agents.
+    pub(crate) fn status(&self) -> Problem {
+        let of = if self.is_alone { "alone, for Linkerd" } else { "of another control plane" };
+        let problem = format!("is the agent of this cluster, {of}");
+        Problem::new(self.object(), problem, format!("weft status -L {}", self.namespace))
+    }
+
     /// What is wrong with it.
     pub(crate) fn problem(&self) -> &'static str {
         if self.is_alone {
@@ -106,6 +114,11 @@ pub(crate) mod tests {
             "annotations": {"meta.helm.sh/release-name": "weft-agent"}}))
     }
 
+    /// The agent of a mesh in this namespace.
+    pub(crate) fn of_mesh(namespace: &str) -> OtherAgent {
+        of(&json!({"name": "weft-agent", "namespace": namespace}))
+    }
+
     fn of(metadata: &Value) -> OtherAgent {
         let object = json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata});
         OtherAgent::of(&serde_json::from_value(object).unwrap())
@@ -126,7 +139,7 @@ pub(crate) mod tests {
         let place = |part: &str| remedy.find(part).unwrap_or_else(|| panic!("{remedy}"));
         assert!(place("cniEnabled=false") < place("restart"));
         assert!(place("restart") < place("helm uninstall weft-agent --namespace linkerd-cni"));
-        let other = of(&json!({"name": "weft-agent", "namespace": "mesh"}));
+        let other = of_mesh("mesh");
         assert!(other.problem().contains("another control plane") && other.remedy().contains("-L mesh"));
     }
 }

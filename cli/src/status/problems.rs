@@ -19,17 +19,27 @@ use weft_k8s_api::{
 use super::rows::{AgentRow, PodRow, State};
 use crate::{
     cluster, docs,
-    mesh::{Agent, Mesh, is_agent, pods},
+    mesh::{Agent, Mesh, is_agent, other_agent::OtherAgent, pods},
     problem::Problem,
 };
 
-pub(super) fn of_cluster(mesh: &Mesh, agents: &[AgentRow], rows: &[PodRow], now: Timestamp) -> Vec<Problem> {
+/// `elsewhere` are the agents of other namespaces, where this one has none.
+pub(super) fn of_cluster(
+    mesh: &Mesh,
+    elsewhere: &[OtherAgent],
+    agents: &[AgentRow],
+    rows: &[PodRow],
+    now: Timestamp,
+) -> Vec<Problem> {
     let mut found = Vec::new();
     unanswered(mesh, &mut found);
-    nodes_without_agent(mesh, &mut found);
+    match elsewhere {
+        [] => nodes_without_agent(mesh, &mut found),
+        elsewhere => found.extend(elsewhere.iter().map(OtherAgent::status)),
+    }
     of_agents(&mesh.namespace, agents, &mut found);
     several_versions(mesh, agents, &mut found);
-    of_control_plane(mesh, &mut found);
+    of_control_plane(mesh, !elsewhere.is_empty(), &mut found);
     of_lease(mesh, now, &mut found);
     of_pods(rows, &mut found);
     found
@@ -203,9 +213,9 @@ fn several_versions(mesh: &Mesh, agents: &[AgentRow], found: &mut Vec<Problem>) 
     }
 }
 
-fn of_control_plane(mesh: &Mesh, found: &mut Vec<Problem>) {
+fn of_control_plane(mesh: &Mesh, is_elsewhere: bool, found: &mut Vec<Problem>) {
     let no_deployment = mesh.deployments.as_ref().is_ok_and(Vec::is_empty);
-    if no_deployment && !mesh.is_agent_alone() {
+    if no_deployment && !is_elsewhere && !mesh.is_agent_alone() {
         let object = format!("Namespace {}", mesh.namespace);
         found.push(Problem::new(
             object,
@@ -258,7 +268,12 @@ pub(super) fn not_enrolled(row: &PodRow) -> Option<Problem> {
     let reason = |default: &str| if row.reason.is_empty() { default.to_owned() } else { row.reason.clone() };
     let node = if row.node.is_empty() { String::new() } else { format!(" on {}", row.node) };
     match row.state {
-        State::Enrolled | State::Leaving | State::Unknown | State::Unserved => None,
+        State::Enrolled | State::Leaving | State::Unknown => None,
+        State::Unserved if row.proxy_ready => None,
+        State::Unserved => {
+            let remedy = "if its node is to redirect it, name its control plane in controllerNamespace";
+            Some(Problem::new(object, format!("its proxy is not ready, and {}", row.reason), remedy))
+        }
         State::Pending => {
             let remedy = "it becomes ready when this is over; if it lasts, see the agent's log";
             Some(Problem::new(object, format!("not redirected yet: {}", reason("its proxy does not listen")), remedy))
@@ -286,6 +301,7 @@ mod tests {
         },
         *,
     };
+    use crate::mesh::other_agent::tests::{alone, of_mesh};
 
     /// Checks the objects of the problems, and a part of each text.
     fn check(report: &Report, expected: &[(&str, &str)]) {
@@ -301,21 +317,21 @@ mod tests {
     fn a_refused_annotation_is_repeated() {
         let reason = "annotation config.linkerd.io/skip-inbound-ports: bad value";
         let agents = vec![agent("a", Ok(status(vec![enrolled("web-0", PodState::Refused, reason)])))];
-        let report = Report::of_cluster(&mesh(agents, vec![meshed("web-0", "a", false)]), now());
+        let report = Report::of_cluster(&mesh(agents, vec![meshed("web-0", "a", false)]), &[], now());
         check(&report, &[("Pod shop/web-0", "skip-inbound-ports")]);
     }
 
     #[test]
     fn a_proxy_that_is_not_ready_is_named_once_its_pod_is_redirected() {
         let agents = vec![agent("a", Ok(status(vec![enrolled("web-0", PodState::Enrolled, "")])))];
-        let report = Report::of_cluster(&mesh(agents, vec![meshed("web-0", "a", false)]), now());
+        let report = Report::of_cluster(&mesh(agents, vec![meshed("web-0", "a", false)]), &[], now());
         check(&report, &[("Pod shop/web-0", "proxy is not ready")]);
     }
 
     #[test]
     fn an_agent_that_does_not_answer_comes_before_its_pods() {
         let agents = vec![agent("a", Err("connection refused".into()))];
-        let report = Report::of_cluster(&mesh(agents, vec![meshed("web-0", "a", true)]), now());
+        let report = Report::of_cluster(&mesh(agents, vec![meshed("web-0", "a", true)]), &[], now());
         check(&report, &[("Agent on node a", "connection refused")]);
     }
 
@@ -324,7 +340,7 @@ mod tests {
         let mut mesh = mesh(vec![agent("a", Ok(status(Vec::new())))], Vec::new());
         let other = json!({"metadata": {"name": "b"}});
         mesh.nodes.as_mut().unwrap().push(serde_json::from_value(other).unwrap());
-        check(&Report::of_cluster(&mesh, now()), &[("Node b", "no agent")]);
+        check(&Report::of_cluster(&mesh, &[], now()), &[("Node b", "no agent")]);
     }
 
     #[test]
@@ -387,7 +403,7 @@ mod tests {
         other.programs = "def".into();
         let agents = vec![agent("a", Ok(status(Vec::new()))), agent("b", Ok(other))];
         check(
-            &Report::of_cluster(&mesh(agents, Vec::new()), now()),
+            &Report::of_cluster(&mesh(agents, Vec::new()), &[], now()),
             &[("DaemonSet linkerd/weft-agent", "several versions")],
         );
     }
@@ -397,19 +413,36 @@ mod tests {
         let mut mesh = mesh(vec![agent("a", Ok(status(Vec::new())))], Vec::new());
         mesh.deployments = Ok(Vec::new());
         mesh.lease = Ok(None);
-        check(&Report::of_cluster(&mesh, now()), &[("Namespace linkerd", "no control plane")]);
+        check(&Report::of_cluster(&mesh, &[], now()), &[("Namespace linkerd", "no control plane")]);
         let daemon_set = &mut mesh.daemon_set.as_mut().unwrap().as_mut().unwrap().metadata;
         daemon_set.name = Some("linkerd-cni".into());
         daemon_set.labels = Some([("linkerd.io/cni-resource".into(), "true".into())].into());
-        let report = Report::of_cluster(&mesh, now());
+        let report = Report::of_cluster(&mesh, &[], now());
         check(&report, &[]);
         assert_eq!(report.control_plane.unwrap().components[0].name, "linkerd-cni");
     }
 
     #[test]
+    fn agents_of_another_namespace_are_named_instead_of_an_installation() {
+        let mut mesh = mesh(Vec::new(), Vec::new());
+        (mesh.daemon_set, mesh.lease) = (Ok(None), Ok(None));
+        check(&Report::of_cluster(&mesh, &[], now()), &[("DaemonSet linkerd/weft-agent", "does not exist")]);
+        for (elsewhere, object, serves, remedy) in [
+            (alone(), "DaemonSet linkerd-cni/linkerd-cni", "alone, for Linkerd", "weft status -L linkerd-cni"),
+            (of_mesh("mesh"), "DaemonSet mesh/weft-agent", "another control plane", "weft status -L mesh"),
+        ] {
+            let report = Report::of_cluster(&mesh, std::slice::from_ref(&elsewhere), now());
+            check(&report, &[(object, serves)]);
+            assert_eq!(report.problems[0].remedy, remedy);
+            mesh.deployments = Ok(Vec::new());
+            check(&Report::of_cluster(&mesh, &[elsewhere], now()), &[(object, serves)]);
+        }
+    }
+
+    #[test]
     fn full_maps_are_told() {
         let full = StatusResponse { listeners_lost: 3, admissions_refused: 5, ..status(Vec::new()) };
-        let report = Report::of_cluster(&mesh(vec![agent("a", Ok(full))], Vec::new()), now());
+        let report = Report::of_cluster(&mesh(vec![agent("a", Ok(full))], Vec::new()), &[], now());
         check(&report, &[("Agent on node a", "3 listeners"), ("Agent on node a", "5 network namespaces")]);
     }
 
@@ -417,6 +450,6 @@ mod tests {
     fn a_question_that_may_not_be_asked_is_a_problem() {
         let mut mesh = mesh(vec![agent("a", Ok(status(Vec::new())))], Vec::new());
         mesh.lease = Err("leases is forbidden".into());
-        check(&Report::of_cluster(&mesh, now()), &[("Lease", "forbidden")]);
+        check(&Report::of_cluster(&mesh, &[], now()), &[("Lease", "forbidden")]);
     }
 }

@@ -12,7 +12,7 @@ use super::{
     rows::{AgentRow, PodRow, agent_of_cluster, pod_rows},
 };
 use crate::{
-    mesh::{Mesh, is_agent, pods},
+    mesh::{Mesh, is_agent, other_agent::OtherAgent, pods},
     problem::Problem,
 };
 
@@ -55,12 +55,12 @@ pub(super) struct LeaseRow {
 }
 
 impl Report {
-    pub(super) fn of_cluster(mesh: &Mesh, now: Timestamp) -> Self {
+    pub(super) fn of_cluster(mesh: &Mesh, elsewhere: &[OtherAgent], now: Timestamp) -> Self {
         let mut agents: Vec<_> = mesh.agents.iter().map(agent_of_cluster).collect();
         agents.sort_by(|one, other| one.node.cmp(&other.node));
         let rows = pod_rows(mesh);
         Self {
-            problems: problems::of_cluster(mesh, &agents, &rows, now),
+            problems: problems::of_cluster(mesh, elsewhere, &agents, &rows, now),
             control_plane: Some(ControlPlane {
                 namespace: mesh.namespace.clone(),
                 components: components(mesh),
@@ -194,7 +194,7 @@ pub(super) mod tests {
     #[test]
     fn a_healthy_mesh_has_rows_and_no_problem() {
         let agents = vec![agent("a", Ok(status(vec![enrolled("web-0", PodState::Enrolled, "")])))];
-        let report = Report::of_cluster(&mesh(agents, vec![meshed("web-0", "a", true)]), now());
+        let report = Report::of_cluster(&mesh(agents, vec![meshed("web-0", "a", true)]), &[], now());
         assert_eq!(report.problems, []);
         let [pod] = report.pods.as_slice() else { panic!("{:?}", report.pods) };
         assert_eq!((pod.state, pod.proxy_ready, pod.proxy_version.as_str()), (State::Enrolled, true, "0.1.0"));
@@ -207,32 +207,44 @@ pub(super) mod tests {
     #[test]
     fn a_pod_that_its_agent_does_not_know_is_told_from_one_that_nobody_was_asked_about() {
         let agents = vec![agent("a", Ok(status(Vec::new()))), agent("b", Err("connection refused".into()))];
-        let report =
-            Report::of_cluster(&mesh(agents, vec![meshed("web-0", "a", false), meshed("web-1", "b", true)]), now());
+        let report = Report::of_cluster(
+            &mesh(agents, vec![meshed("web-0", "a", false), meshed("web-1", "b", true)]),
+            &[],
+            now(),
+        );
         let states: Vec<_> = report.pods.iter().map(|pod| pod.state).collect();
         assert_eq!(states, [State::Missing, State::Unknown]);
     }
 
     #[test]
-    fn a_pod_whose_control_plane_the_agents_do_not_serve_is_shown_with_the_reason_and_is_no_problem() {
+    fn a_pod_whose_control_plane_the_agents_do_not_name_is_a_problem_only_while_it_is_not_ready() {
         let of = |name: &str, control_plane: &str| {
             let mut pod = meshed(name, "a", true);
             pod.metadata.labels = Some([(labels::CONTROL_PLANE_NS.to_owned(), control_plane.to_owned())].into());
             pod
         };
-        let pods = vec![of("served", "linkerd-edge"), of("unserved", "another")];
+        let mut waiting = of("waiting", "another");
+        waiting.status.as_mut().unwrap().init_container_statuses.as_mut().unwrap()[0].ready = false;
+        let pods = vec![of("served", "linkerd-edge"), of("unserved", "another"), waiting];
         let mut mesh = mesh(vec![agent("a", Ok(status(Vec::new())))], pods);
-        let arguments = ["run", "--controller-namespace=linkerd,linkerd-edge"];
-        let spec = json!({"containers": [{"name": "agent", "args": arguments}]});
-        let daemon_set = mesh.daemon_set.as_mut().unwrap().as_mut().unwrap();
-        daemon_set.spec.template.spec = Some(serde_json::from_value(spec).unwrap());
-        let report = Report::of_cluster(&mesh, now());
+        let run_with = |mesh: &mut Mesh, arguments: &[&str]| {
+            let spec = json!({"containers": [{"name": "agent", "args": arguments}]});
+            let daemon_set = mesh.daemon_set.as_mut().unwrap().as_mut().unwrap();
+            daemon_set.spec.template.spec = Some(serde_json::from_value(spec).unwrap());
+        };
+        let named = "--controller-namespace=linkerd,linkerd-edge";
+        // Agents that have the kernel enrol proxies by their user redirect pods that they do not know.
+        run_with(&mut mesh, &["run", named]);
+        let states: Vec<_> = pod_rows(&mesh).iter().map(|pod| pod.state).collect();
+        assert_eq!(states, [State::Missing; 3]);
+        run_with(&mut mesh, &["run", named, "--no-self-enrol"]);
+        let report = Report::of_cluster(&mesh, &[], now());
         let states: Vec<_> = report.pods.iter().map(|pod| pod.state).collect();
-        assert_eq!(states, [State::Missing, State::Unserved]);
+        assert_eq!(states, [State::Missing, State::Unserved, State::Unserved]);
         let reason = &report.pods[1].reason;
         assert!(reason.contains("namespace another") && reason.contains("controllerNamespace"), "{reason}");
         let problems: Vec<_> = report.problems.iter().map(|problem| problem.object.as_str()).collect();
-        assert_eq!(problems, ["Pod shop/served"]);
+        assert_eq!(problems, ["Pod shop/served", "Pod shop/waiting"], "one may wait for its node for ever");
     }
 
     #[test]

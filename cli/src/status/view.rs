@@ -155,7 +155,7 @@ mod tests {
             agent("a", Ok(status(vec![enrolled("web-0", PodState::Enrolled, "")]))),
             agent("b", Err("refused".into())),
         ];
-        let report = Report::of_cluster(&mesh(agents_of_mesh, vec![meshed("web-0", "a", true)]), now());
+        let report = Report::of_cluster(&mesh(agents_of_mesh, vec![meshed("web-0", "a", true)]), &[], now());
         let text = agents(&report.agents, false).trim_fmt();
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[1].split_whitespace().collect::<Vec<_>>(), ["a", "0.1.0", "abc", "1", "0", "0", "-"]);
@@ -174,7 +174,7 @@ mod tests {
     fn wide_adds_what_the_agents_know() {
         let row = enrolled("web-0", PodState::Refused, "skip-outbound-ports: not a port");
         let agents_of_mesh = vec![agent("a", Ok(status(vec![row]))), agent("b", Err("refused".into()))];
-        let mut report = Report::of_cluster(&mesh(agents_of_mesh, vec![meshed("web-0", "a", true)]), now());
+        let mut report = Report::of_cluster(&mesh(agents_of_mesh, vec![meshed("web-0", "a", true)]), &[], now());
         report.agents[0].flow_misses = 7;
         let text = agents(&report.agents, true).trim_fmt();
         let cells = |line: usize| text.lines().nth(line).unwrap().split_whitespace().rev().take(5).collect::<Vec<_>>();
