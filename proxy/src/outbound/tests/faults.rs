@@ -165,6 +165,8 @@ enum Ended {
     Whole,
     /// With a failure that the client can tell from an answer.
     Failed,
+    /// With the proxy's answer to a request that was cut off.
+    CutOff,
 }
 
 async fn exchange(entry: SocketAddr, id: u32) -> Result<Ended, String> {
@@ -198,8 +200,11 @@ async fn http(entry: SocketAddr, id: u32, version: Version) -> Result<Ended, Str
         let (head, body) = response.into_parts();
         if head.status != StatusCode::OK {
             // The application never answers like this. What a peer's proxy says about the reason stays between proxies.
-            let is_ours = matches!(head.status.as_u16(), 502..=504);
-            return Some(is_ours.then_some(Ended::Failed).ok_or_else(|| format!("{} {:?}", head.status, head.headers)));
+            return Some(match head.status.as_u16() {
+                400 => Ok(Ended::CutOff),
+                502..=504 => Ok(Ended::Failed),
+                _ => Err(format!("{} {:?}", head.status, head.headers)),
+            });
         }
         let seen = head.headers.get("seen").cloned();
         if seen.as_ref().is_none_or(|seen| seen != path.as_str()) {
@@ -311,7 +316,11 @@ async fn survives(hop: Hop) {
         Vec::new()
     };
     let chain = Chain::start(hop, with_headers(), move || first.pop().unwrap_or_else(|| random(&mut rng, hop))).await;
-    clients_survive(&format!("seed {seed}, {hop:?}"), chain.entry, &chain.faulty, || chain.proxy.scrape()).await;
+    let what = format!("seed {seed}, {hop:?}");
+    let ended = clients_survive(&what, chain.entry, &chain.faulty, || chain.proxy.scrape()).await;
+    let cut_off = ended.iter().filter(|ended| **ended == Ended::CutOff).count();
+    let cuts = if hop == Hop::ToOutbound { chain.faulty.cuts() } else { 0 };
+    assert!(cut_off <= cuts, "{what}: {cut_off} requests are called cut off, {cuts} were");
 }
 
 /// The same with a gateway between the client's proxy and the application, and faults before or behind it.
@@ -337,10 +346,11 @@ async fn survives_through_a_gateway(faults_before: bool) {
     clusters.serve(&service, endpoint(app, None));
     clusters.mirror(&service);
     let what = format!("seed {seed}, before the gateway: {faults_before}");
-    clients_survive(&what, clusters.client.addr, &faulty, || clusters.client.scrape()).await;
+    let ended = clients_survive(&what, clusters.client.addr, &faulty, || clusters.client.scrape()).await;
+    assert!(!ended.contains(&Ended::CutOff), "{what}: none was cut off");
 }
 
-async fn clients_survive(what: &str, entry: SocketAddr, faulty: &FaultyHop, scrape: impl Fn() -> String) {
+async fn clients_survive(what: &str, entry: SocketAddr, faulty: &FaultyHop, scrape: impl Fn() -> String) -> Vec<Ended> {
     let next = Arc::new(AtomicU32::new(0));
     let clients = (0..CLIENTS).map(|_| {
         let next = Arc::clone(&next);
@@ -368,6 +378,7 @@ async fn clients_survive(what: &str, entry: SocketAddr, faulty: &FaultyHop, scra
     };
     let recovered = tokio::time::timeout(SLACK, recovered).await;
     assert!(recovered.is_ok(), "{what}: it does not recover\n{}", scrape());
+    ended
 }
 
 #[tokio::test]
