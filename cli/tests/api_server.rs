@@ -9,7 +9,7 @@ use std::{
     path::Path,
     process::{Command, Stdio},
     sync::{
-        Arc,
+        Arc, RwLock,
         mpsc::{Receiver, channel},
     },
     thread,
@@ -39,11 +39,11 @@ struct ApiServer {
 impl ApiServer {
     /// A server without objects, whose answers take `delay`.
     fn start(delay: Duration) -> Self {
-        Self::with(delay, Vec::new())
+        Self::with(move || thread::sleep(delay), Vec::new())
     }
 
-    /// A server with these objects, by the beginnings of requests, such as `GET /version`.
-    fn with(delay: Duration, objects: Vec<(&'static str, Value)>) -> Self {
+    /// A server with these objects, by the beginnings of requests, such as `GET /version`. It waits before each answer.
+    fn with(wait: impl Fn() + Clone + Send + 'static, objects: Vec<(&'static str, Value)>) -> Self {
         let certified = rcgen::generate_simple_self_signed([NAME.to_owned(), "127.0.0.1".to_owned()]).unwrap();
         let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(certified.signing_key.serialize_der()));
         let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
@@ -67,7 +67,7 @@ impl ApiServer {
             let content = length.filter_map(|(_, value)| value.parse::<u64>().ok()).sum::<u64>();
             io::copy(&mut Read::by_ref(&mut stream).take(content), &mut io::sink()).unwrap();
             let _ = seen.send(head);
-            thread::sleep(delay);
+            wait();
             let length = body.len();
             let answer = format!(
                 "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\
@@ -177,14 +177,11 @@ fn head(stream: &mut impl Read) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Twice as long as a command may be silent: the commands run at the same time.
-const SLOW: Duration = Duration::from_secs(4);
-
-/// An HTTP server that has nothing, and takes its time to say so.
-fn slow_web_server() -> SocketAddr {
-    serve(|mut stream| {
+/// An HTTP server that has nothing. It waits before it says so.
+fn web_server(wait: impl Fn() + Clone + Send + 'static) -> SocketAddr {
+    serve(move |mut stream| {
         if head(&mut stream).is_some() {
-            thread::sleep(SLOW);
+            wait();
             let answer = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
             stream.write_all(answer).unwrap();
         }
@@ -193,10 +190,17 @@ fn slow_web_server() -> SocketAddr {
 
 #[test]
 fn a_terminal_says_what_a_slow_command_waits_for() {
-    let server = ApiServer::start(SLOW);
+    // No server answers while this is held.
+    let gate = Arc::new(RwLock::new(()));
+    let closed = gate.write().unwrap();
+    let wait = {
+        let gate = Arc::clone(&gate);
+        move || drop(gate.read())
+    };
+    let server = ApiServer::with(wait.clone(), Vec::new());
     let kubeconfig = server.kubeconfig("127.0.0.1", json!({}), json!({}));
     let file = format!("{}/config", kubeconfig.0.path().display());
-    let url = format!("http://{}/a.yaml", slow_web_server());
+    let url = format!("http://{}/a.yaml", web_server(wait));
     let (api_server, no_mesh) = ("the API server", "linkerd-config does not exist");
     let no_workload = "Deployment default/web: ";
     let no_viz = ("the API server, and weft-viz", "weft-viz cannot be asked");
@@ -223,12 +227,23 @@ fn a_terminal_says_what_a_slow_command_waits_for() {
         terminal.args(["-q", "-c", &weft, "/dev/null"]).stdout(Stdio::piped());
         (terminal.spawn().unwrap(), arguments, shown)
     });
-    for (terminal, arguments, (waits_for, fails_with)) in running {
-        let shown = terminal.wait_with_output().unwrap().stdout;
-        let shown = String::from_utf8_lossy(&shown);
-        let line = shown.find(&format!("waiting for: {waits_for}\r\x1b[2K"));
-        let line = line.unwrap_or_else(|| panic!("{arguments}: {shown:?}"));
-        assert!(shown[line..].contains(fails_with), "{arguments}: {shown:?}");
+    let waiting = running.map(|(mut terminal, arguments, (waits_for, fails_with))| {
+        let line = format!("waiting for: {waits_for}");
+        let (mut shown, mut screen) = (String::new(), terminal.stdout.take().unwrap());
+        while !shown.contains(&line) {
+            let mut piece = [0; 1024];
+            let length = screen.read(&mut piece).unwrap();
+            assert!(length > 0, "{arguments}: {shown:?}");
+            shown.push_str(&String::from_utf8_lossy(&piece[..length]));
+        }
+        (terminal, screen, shown, arguments, line, fails_with)
+    });
+    drop(closed);
+    for (mut terminal, mut screen, mut shown, arguments, line, fails_with) in waiting {
+        screen.read_to_string(&mut shown).unwrap();
+        terminal.wait().unwrap();
+        let cleared = shown.find(&format!("{line}\r\x1b[2K")).unwrap_or_else(|| panic!("{arguments}: {shown:?}"));
+        assert!(shown[cleared..].contains(fails_with), "{arguments}: {shown:?}");
     }
 }
 
@@ -337,7 +352,7 @@ fn the_component_is_found_where_the_mesh_expects_it() {
         ("GET /api/v1/namespaces/linkerd/configmaps/linkerd-config ", config),
         ("GET /api/v1/namespaces/monitoring/pods?", pods),
     ];
-    let server = ApiServer::with(Duration::ZERO, objects);
+    let server = ApiServer::with(|| (), objects);
     let text = server.kubeconfig("127.0.0.1", json!({}), json!({})).failed(&["stat", "deploy"]);
     assert!(text.contains("ServiceAccount monitoring/weft-viz-viewer"), "{text}");
 }
@@ -349,7 +364,7 @@ fn a_workload_without_pods_is_named_by_every_command_about_its_pods() {
     let pods = json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": []});
     let objects =
         vec![("GET /apis/apps/v1/namespaces/shop/deployments/web ", web), ("GET /api/v1/namespaces/shop/pods?", pods)];
-    let server = ApiServer::with(Duration::ZERO, objects);
+    let server = ApiServer::with(|| (), objects);
     let kubeconfig = server.kubeconfig("127.0.0.1", json!({}), json!({}));
     // A trace waits for pods, and ends here because there is no agent.
     for command in [&["authz"][..], &["identity"], &["diagnostics", "proxy-metrics"], &["trace"]] {
