@@ -7,7 +7,6 @@ pub(crate) mod form;
 #[cfg(test)]
 pub(crate) mod frames;
 pub(crate) mod headers;
-pub(crate) mod in_flight;
 pub(crate) mod informational;
 pub(crate) mod orig_proto;
 pub(crate) mod pool;

@@ -30,7 +30,7 @@ use tokio::net::TcpStream;
 use crate::{
     discover::Discover,
     failure_log::FailureLog,
-    http::in_flight::SharedLimit,
+    in_flight::SharedLimit,
     listen::{Accepted, Listener, MAX_CONNECTIONS},
     metrics::{Direction, InboundTargets, Labels, Peer, TransportMetrics, label},
     orig_dst::original_dst,
@@ -120,7 +120,7 @@ impl Inbound {
         let labels = Arc::new(shared.metrics.inbound_targets(&shared.config.inbound.ports));
         Self {
             tls: TlsServer::new(shared.credentials.clone()),
-            targets: ApplicationPorts::new(Arc::clone(&shared), Arc::clone(&labels)),
+            targets: ApplicationPorts::new(Arc::clone(&shared), Arc::clone(&labels), MAX_CONNECTIONS),
             labels,
             policies,
             connections: SharedLimit::new(MAX_CONNECTIONS),
@@ -134,9 +134,10 @@ impl Inbound {
         }
     }
 
-    /// The same where clients share at most `limit` connections.
+    /// The same where clients share at most `limit` connections, and as many to the application.
     fn sharing(mut self, limit: usize) -> Self {
         self.connections = SharedLimit::new(limit);
+        self.targets = ApplicationPorts::new(Arc::clone(&self.shared), Arc::clone(&self.labels), limit);
         self
     }
 
@@ -176,7 +177,7 @@ impl Inbound {
         peer: SocketAddr,
         target: SocketAddr,
     ) -> Result<(), ConnectionError> {
-        let of_client = self.connections.client(peer.ip().to_canonical());
+        let of_client = self.connections.client(peer.ip());
         let _permit = self.connections.admit_from(&of_client).ok_or(ConnectionError::TooManyConnections)?;
         Box::pin(accept::negotiate(self, stream, peer, target)).await?.await
     }

@@ -22,7 +22,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::metrics::TransportMetrics;
+use crate::{in_flight::Permit, metrics::TransportMetrics};
 
 pub(crate) use batched::Batched;
 pub(crate) use copy::{copy_bidirectional, copy_connections};
@@ -91,6 +91,8 @@ pub(crate) struct Io<S> {
     /// How many of the bytes that were read ahead are counted already: the first ones.
     counted: usize,
     metrics: Option<Arc<TransportMetrics>>,
+    /// What the connection counts by, until it is closed.
+    _permit: Option<Permit>,
     /// The first error, by the operating system's number if it has one.
     failed: Option<Option<i32>>,
 }
@@ -98,7 +100,7 @@ pub(crate) struct Io<S> {
 impl<S> Io<S> {
     /// Wraps a stream of which nothing has been read.
     pub(crate) fn new(inner: S) -> Self {
-        Self { inner, read_ahead: Bytes::new(), counted: 0, metrics: None, failed: None }
+        Self { inner, read_ahead: Bytes::new(), counted: 0, metrics: None, _permit: None, failed: None }
     }
 
     /// Puts bytes before those that are read next, including earlier read-ahead.
@@ -122,6 +124,13 @@ impl<S> Io<S> {
     pub(crate) fn with_metrics(mut self, metrics: Arc<TransportMetrics>) -> Self {
         metrics.opened();
         self.metrics = Some(metrics);
+        self
+    }
+
+    /// Holds a permit until the stream is dropped.
+    #[must_use]
+    pub(crate) fn with_permit(mut self, permit: Permit) -> Self {
+        self._permit = Some(permit);
         self
     }
 }

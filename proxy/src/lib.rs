@@ -21,6 +21,7 @@ mod faults;
 pub mod fuzz;
 mod http;
 mod identity;
+mod in_flight;
 mod inbound;
 mod io;
 mod listen;

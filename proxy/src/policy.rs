@@ -45,7 +45,7 @@ use server::ServerPolicy;
 /// application, while a scan of all ports neither opens 65,535 streams nor stores as many policies.
 const UNDECLARED_PORTS: usize = 1024;
 /// How many of them one client may use while half of them are used, so that a scan that holds its connections leaves
-/// ports to others: a sixteenth, as of the requests in flight ([`crate::http::in_flight`]).
+/// ports to others: a sixteenth, as of the requests in flight ([`crate::in_flight`]).
 const UNDECLARED_PORTS_OF_A_CLIENT: usize = UNDECLARED_PORTS / 16;
 
 /// One port's policy and its changes.

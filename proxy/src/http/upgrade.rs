@@ -7,8 +7,7 @@ use http::{Method, Response, StatusCode, header};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 
-use super::in_flight::Permit;
-use crate::io::copy_bidirectional;
+use crate::{in_flight::Permit, io::copy_bidirectional};
 
 /// Both sides of a tunnel, which hyper gives away when their connections are upgraded.
 #[derive(Debug)]

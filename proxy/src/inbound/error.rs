@@ -108,7 +108,7 @@ impl ConnectionError {
             Self::CertificateExpired { .. } => "certificate expired",
             Self::NotMeshed(_) => "not meshed",
             Self::TlsRequired(_) => "tls required",
-            Self::TooManyConnections => "too many connections",
+            Self::TooManyConnections | Self::Connect(ConnectError::TooMany(_)) => "too many connections",
             Self::TooManyNames => "too many names",
         })
     }

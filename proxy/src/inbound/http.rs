@@ -46,13 +46,13 @@ use crate::{
             CLIENT_ID, ORIG_PROTO, log_request, log_response, remove_client_id, strip_for_upgrade, strip_hop_by_hop,
             wants_upgrade,
         },
-        in_flight::{ClientShare, Permit},
         informational::Informational,
         orig_proto::{downgrade_request, to_absolute_form, upgrade_response},
         respond::{Failure, RequestKind},
         serve::{Closing, Reset},
         upgrade::{Tunnel, is_tunnel, strip_connect_response},
     },
+    in_flight::{ClientShare, Permit},
     metrics::{Direction, InboundRouteMetrics, Outcome, StreamEnd},
     outbound::RelayError,
     policy::{
@@ -376,7 +376,8 @@ impl HttpConnection {
             let fallback = self.target.addr.to_string().parse().ok();
             to_absolute_form(&mut *request, fallback.as_ref());
         }
-        let response = self.http2.get_or_init(|| self.target.http2()).send(request, informational).await?;
+        let response =
+            self.http2.get_or_init(|| self.target.http2(&self.requests)).send(request, informational).await?;
         Ok(response.map(Body::H2))
     }
 
@@ -397,7 +398,7 @@ impl HttpConnection {
         // HTTP/1.0 servers may not keep connections as expected, and neither may servers of requests without a host.
         let has_host = request.headers().contains_key(HOST) || request.uri().authority().is_some();
         let reuse = client_side.is_none() && has_host && request.version() == Version::HTTP_11;
-        let (mut response, checked_out) = self.target.send_http1(request, reuse, informational).await?;
+        let (mut response, checked_out) = self.target.send_http1(request, reuse, &self.requests, informational).await?;
 
         match client_side {
             Some(client_side) if is_tunnel(&method, response.status()) => {

@@ -1,7 +1,8 @@
 //! The application's ports as a worker uses them: connecting, and the HTTP connections that are kept.
 //!
-//! All clients of a worker share the connections of HTTP/1, which carry one request at a time. The original address is
-//! dialled, never loopback instead, so that the application sees which of the pod's addresses the client used.
+//! All clients of a worker share the connections of HTTP/1, which carry one request at a time. Connections are limited,
+//! because each has a file of the process. The original address is dialled, never
+//! loopback instead, so that the application sees which of the pod's addresses the client used.
 
 mod http2;
 
@@ -27,6 +28,7 @@ use crate::{
         respond::Failure,
         serve::{MAX_BUFFER_BYTES, MAX_HEAD_BYTES},
     },
+    in_flight::{ClientShare, SharedLimit},
     io::{Io, ReadOn},
     listen::set_options,
     metrics::{Direction, InboundRouteMetrics, InboundTargets, Labels, Peer, TransportMetrics, label},
@@ -53,6 +55,9 @@ pub(super) enum ConnectError {
     /// It does not answer in time.
     #[error("connect to {0} timed out")]
     Timeout(SocketAddr),
+    /// Too many connections are open, or many while the client has more requests in flight than its share.
+    #[error("too many connections to the application are open for another one to {0}")]
+    TooMany(SocketAddr),
     /// It does not listen, or its connection failed.
     #[error("connect to {addr}")]
     Io {
@@ -88,6 +93,10 @@ pub(super) enum SendError {
 pub(super) struct ApplicationPorts {
     shared: Arc<Shared>,
     labels: Arc<InboundTargets>,
+    /// Of connections to all ports.
+    limit: SharedLimit,
+    /// How many a port keeps that no request uses.
+    kept: usize,
     by_addr: Mutex<HashMap<SocketAddr, Arc<ApplicationPort>>>,
 }
 
@@ -99,6 +108,9 @@ pub(super) struct ApplicationPort {
     labels: Arc<InboundTargets>,
     routes: Mutex<Vec<CountedRoute>>,
     transport: Arc<TransportMetrics>,
+    /// Of connections to all ports.
+    limit: SharedLimit,
+    kept: usize,
     /// Kept HTTP/1 connections.
     idle: Pool,
     /// The HTTP/2 connections of each client's connection.
@@ -143,8 +155,16 @@ impl ApplicationPort {
 }
 
 impl ApplicationPorts {
-    pub(super) fn new(shared: Arc<Shared>, labels: Arc<InboundTargets>) -> Self {
-        Self { shared, labels, by_addr: Mutex::new(HashMap::new()) }
+    /// At most `limit` connections are open. Those that no request uses leave room for others.
+    pub(super) fn new(shared: Arc<Shared>, labels: Arc<InboundTargets>, limit: usize) -> Self {
+        let kept = shared.config.inbound.max_idle_connections.min(limit / 4);
+        Self { shared, labels, limit: SharedLimit::new(limit), kept, by_addr: Mutex::new(HashMap::new()) }
+    }
+
+    /// How many connections are open.
+    #[cfg(test)]
+    pub(super) fn open(&self) -> usize {
+        self.limit.taken()
     }
 
     /// The target at an address.
@@ -162,6 +182,8 @@ impl ApplicationPorts {
             labels: Arc::clone(&self.labels),
             routes: Mutex::default(),
             transport,
+            limit: self.limit.clone(),
+            kept: self.kept,
             idle: Pool::default(),
             http2: Mutex::default(),
         });
@@ -180,10 +202,15 @@ impl ApplicationPorts {
 }
 
 impl ApplicationPort {
-    /// Opens a new connection.
-    pub(super) async fn connect(&self) -> Result<Io<TcpStream>, ConnectError> {
+    /// Opens a new connection, for one of a client's `requests` or for a client's bytes. It counts until it is closed.
+    pub(super) async fn connect(&self, requests: Option<&ClientShare>) -> Result<Io<TcpStream>, ConnectError> {
+        let permit = match requests {
+            Some(requests) => self.limit.admit_for(requests),
+            None => self.limit.admit(),
+        };
+        let permit = permit.ok_or(ConnectError::TooMany(self.addr))?;
         let stream = self.connect_tcp().await?;
-        Ok(Io::new(stream).with_metrics(Arc::clone(&self.transport)))
+        Ok(Io::new(stream).with_metrics(Arc::clone(&self.transport)).with_permit(permit))
     }
 
     async fn connect_tcp(&self) -> Result<TcpStream, ConnectError> {
@@ -195,12 +222,13 @@ impl ApplicationPort {
         Ok(stream)
     }
 
-    /// Sends a request over a kept HTTP/1 connection or, without one, over a new one. `reuse` says whether the
+    /// Sends one of a client's `requests` over a kept HTTP/1 connection or, without one, over a new one. `reuse` says whether the
     /// connection may carry other requests, before and after. `informational` passes on what comes before the response.
     pub(super) async fn send_http1(
         self: &Arc<Self>,
         mut request: Box<Request<Body>>,
         reuse: bool,
+        requests: &ClientShare,
         informational: &Informational,
     ) -> Result<(Response<Incoming>, Option<CheckedOut>), SendError> {
         let mut stale = 0;
@@ -214,7 +242,7 @@ impl ApplicationPort {
                     (sender, sent, again)
                 }
                 // Boxed: a request on a kept connection needs no room for what opens one.
-                None => (Box::pin(self.connect_http1()).await.map_err(Arc::new)?, *request, None),
+                None => (Box::pin(self.connect_http1(requests)).await.map_err(Arc::new)?, *request, None),
             };
             informational.follow(&mut sent);
             match sender.try_send_request(sent).await {
@@ -237,15 +265,15 @@ impl ApplicationPort {
     }
 
     /// HTTP/2 connections for the requests of one client's connection; none is open yet.
-    pub(super) fn http2(self: &Arc<Self>) -> Arc<ClientHttp2> {
-        let client = Arc::new(ClientHttp2::new(Arc::clone(self)));
+    pub(super) fn http2(self: &Arc<Self>, requests: &ClientShare) -> Arc<ClientHttp2> {
+        let client = Arc::new(ClientHttp2::new(Arc::clone(self), requests.clone()));
         self.http2.lock().push(Arc::downgrade(&client));
         client
     }
 
     #[expect(clippy::disallowed_methods, reason = "drives a connection, and ends when the last request on it has")]
-    async fn connect_http1(&self) -> Result<Http1Sender, ConnectError> {
-        let stream = self.connect().await?;
+    async fn connect_http1(&self, requests: &ClientShare) -> Result<Http1Sender, ConnectError> {
+        let stream = self.connect(Some(requests)).await?;
         let addr = self.addr;
         let handshake = http1::Builder::new()
             .max_header_size(MAX_HEAD_BYTES)
@@ -273,7 +301,7 @@ impl CheckedOut {
     /// Returns the connection after the response was read to its end.
     pub(super) fn give_back(self) {
         let Self { target, sender } = self;
-        target.idle.put(sender, target.shared.config.inbound.max_idle_connections);
+        target.idle.put(sender, target.kept);
     }
 }
 
@@ -281,6 +309,7 @@ impl ConnectError {
     fn failure(&self) -> Failure {
         match self {
             Self::Timeout(_) => Failure::ConnectTimeout,
+            Self::TooMany(_) => Failure::LoadShed,
             Self::Io { addr, source } => Failure::BadGateway(format!("connect to {addr}: {source}")),
         }
     }
@@ -326,7 +355,7 @@ mod tests {
             let (shared, _drain) = testing::shared(config, &Mesh::new());
             let app = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
             let labels = Arc::new(shared.metrics.inbound_targets(&shared.config.inbound.ports));
-            let ports = ApplicationPorts::new(Arc::clone(&shared), labels);
+            let ports = ApplicationPorts::new(Arc::clone(&shared), labels, 1);
             let stream = ports.get(app.local_addr().unwrap()).connect_tcp().await.unwrap();
             assert!(stream.nodelay().unwrap());
             assert_eq!(socket_options(&stream), connect);

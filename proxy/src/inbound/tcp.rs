@@ -29,7 +29,7 @@ where
     let mut stream = admit(inbound, stream, &client, target, &mut policy)?;
     let inbound = Arc::clone(inbound);
     Ok(Box::pin(async move {
-        let mut application = inbound.targets.get(target).connect().await?;
+        let mut application = inbound.targets.get(target).connect(None).await?;
         tokio::select! {
             copied = copy_connections(&mut stream, &mut application) => copied.map_err(ConnectionError::Copy),
             revoked = revoked(&inbound, &mut policy, &client, target) => Err(revoked),

@@ -9,7 +9,8 @@ use crate::{
     destination::{Destination, Name},
     discover::Discover,
     failure_log::FailureLog,
-    http::{body::replay::ReplayRoom, in_flight::SharedLimit},
+    http::body::replay::ReplayRoom,
+    in_flight::SharedLimit,
     recent::Recent,
     shared::Shared,
 };

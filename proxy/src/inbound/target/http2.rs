@@ -18,6 +18,7 @@ use crate::{
         informational::Informational,
         shared_connections::{GetError, SharedConnections, StreamPermit},
     },
+    in_flight::ClientShare,
     outbound::h2,
 };
 
@@ -26,13 +27,15 @@ type Sender = ::h2::client::SendRequest<Bytes>;
 /// The connections to one port for the requests of one client's connection: one, and more while those are full.
 pub(in crate::inbound) struct ClientHttp2 {
     port: Arc<ApplicationPort>,
+    /// Those of the client in flight.
+    requests: ClientShare,
     connections: SharedConnections<ConnectError>,
 }
 
 impl ClientHttp2 {
-    pub(super) fn new(port: Arc<ApplicationPort>) -> Self {
+    pub(super) fn new(port: Arc<ApplicationPort>, requests: ClientShare) -> Self {
         let connections = SharedConnections::new(port.shared.config.http2.windows);
-        Self { port, connections }
+        Self { port, requests, connections }
     }
 
     /// Sends a request over one of the connections.
@@ -68,7 +71,7 @@ impl ClientHttp2 {
 
     #[expect(clippy::disallowed_methods, reason = "drives a connection, and ends when the last request on it has")]
     async fn connect(self: &Arc<Self>) -> Result<Sender, ConnectError> {
-        let stream = self.port.connect().await?;
+        let stream = self.port.connect(Some(&self.requests)).await?;
         let addr = self.port.addr;
         let shaken = h2::handshake(stream, self.port.shared.config.http2.windows, h2::SERVER_STREAMS).await;
         let (sender, connection, uncork) =

@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use http_body_util::StreamBody;
+use http_body_util::{Empty, StreamBody};
 use hyper::body::Frame;
 use tokio::net::TcpSocket;
 
@@ -99,6 +99,116 @@ async fn a_connection_beyond_its_addresss_share_is_closed_counted_and_logged() {
     assert_eq!(get_over(world.raw(Some("10.9.9.8:50000"), world.app).await, "/").await.0, StatusCode::OK);
     let labels = format!(r#"error="too many connections",{}"#, target(world.app));
     expect(&world, "inbound_tcp_errors_total", &[(&labels, 2)]).await;
+}
+
+#[tokio::test]
+async fn an_address_has_its_share_of_connections_to_the_application_and_another_one_is_answered() {
+    const LIMIT: usize = 8;
+    let app = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut world = World::new(app.local_addr().unwrap()).await;
+    let inbound = Inbound::new(Arc::clone(&world.registry), world.policies.clone());
+    world.inbound = Arc::new(inbound.sharing(LIMIT));
+    let client = async |addr: &str| {
+        let stream = TokioIo::new(world.connect(Via::Plain, Some(addr)).await);
+        let (sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+        tokio::spawn(connection);
+        sender
+    };
+    // As another proxy carries HTTP/1: each has a connection to the application until it is answered.
+    let request = |sender: &hyper::client::conn::http2::SendRequest<Empty<Bytes>>| {
+        let mut sender = sender.clone();
+        let request = Request::builder().uri("http://web.demo/").header("l5d-orig-proto", "HTTP/1.1");
+        let request = request.body(Empty::new()).unwrap();
+        tokio::spawn(async move { sender.send_request(request).await.unwrap().status() })
+    };
+    let accept = async || {
+        let accepted = tokio::time::timeout(Duration::from_secs(20), app.accept()).await;
+        accepted.expect("the application gets no connection").unwrap().0
+    };
+    let answer = async |stream: &mut TcpStream| {
+        let mut request = [0; 512];
+        assert_ne!(stream.read(&mut request).await.unwrap(), 0);
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+    };
+    let greedy = client(ELSEWHERE).await;
+    let (mut held, mut waiting) = (Vec::new(), Vec::new());
+    for _ in 0..LIMIT / 2 {
+        waiting.push(request(&greedy));
+        held.push(accept().await);
+    }
+    assert_eq!(request(&greedy).await.unwrap(), StatusCode::SERVICE_UNAVAILABLE, "half of all are its own");
+
+    let other = request(&client("10.9.9.8:50000").await);
+    answer(&mut accept().await).await;
+    assert_eq!(other.await.unwrap(), StatusCode::OK);
+
+    // Connections that are kept serve further requests.
+    answer(&mut held[0]).await;
+    assert_eq!(waiting.remove(0).await.unwrap(), StatusCode::OK);
+    let again = request(&client(ELSEWHERE).await);
+    answer(&mut held[0]).await;
+    assert_eq!(again.await.unwrap(), StatusCode::OK);
+    let labels = format!(r#"error="loadshed",{}"#, target(world.app));
+    expect(&world, "inbound_http_errors_total", &[(&labels, 1)]).await;
+    drop(held);
+    crate::testing::eventually("closed connections count", || world.inbound.targets.open() == 0).await;
+}
+
+#[tokio::test]
+async fn an_address_has_its_share_of_http2_connections_to_the_application() {
+    const LIMIT: usize = 8;
+    // One stream on each connection, and no answers.
+    let (arrived, mut arrivals) = tokio::sync::mpsc::unbounded_channel();
+    let app = serve_each(move |stream| {
+        let arrived = arrived.clone();
+        let service = service_fn(move |request: Request<Incoming>| {
+            arrived.send(request).unwrap();
+            std::future::pending::<Result<::http::Response<Full<Bytes>>, Infallible>>()
+        });
+        let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+        builder.max_concurrent_streams(1).serve_connection(TokioIo::new(stream), service)
+    })
+    .await;
+    let mut world = World::new(app).await;
+    let inbound = Inbound::new(Arc::clone(&world.registry), world.policies.clone());
+    world.inbound = Arc::new(inbound.sharing(LIMIT));
+    let stream = TokioIo::new(world.connect(Via::Plain, Some(ELSEWHERE)).await);
+    let (sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+    tokio::spawn(connection);
+    let request = || {
+        let mut sender = sender.clone();
+        let request = Request::builder().uri("http://web.demo/").body(Empty::<Bytes>::new()).unwrap();
+        tokio::spawn(async move { sender.send_request(request).await.unwrap().status() })
+    };
+    let mut waiting = Vec::new();
+    for _ in 0..LIMIT / 2 {
+        waiting.push(request());
+        arrivals.recv().await.unwrap();
+    }
+    let refused = tokio::time::timeout(Duration::from_secs(20), request()).await;
+    assert_eq!(refused.expect("it waits").unwrap(), StatusCode::SERVICE_UNAVAILABLE, "half of all are its own");
+    assert!(waiting.iter().all(|request| !request.is_finished()));
+    waiting.iter().for_each(tokio::task::JoinHandle::abort);
+    drop(sender);
+    crate::testing::eventually("closed connections count", || world.inbound.targets.open() == 0).await;
+}
+
+#[tokio::test]
+async fn tunnels_and_bytes_count_as_connections_to_the_application_until_they_end() {
+    for (app, is_tunnel) in [(http_app().await, true), (banner_app().await, false)] {
+        let world = World::new(app).await;
+        let stream = if is_tunnel {
+            world.tunnel(Via::Tls).await
+        } else {
+            world.policies.publish(world.app.port(), opaque(vec![authz("all", anybody())]));
+            let mut stream = world.connect(Via::Plain, Some(ELSEWHERE)).await;
+            expect_banner(&mut stream).await;
+            stream
+        };
+        assert_eq!(world.inbound.targets.open(), 1, "a tunnel: {is_tunnel}");
+        drop(stream);
+        crate::testing::eventually("it counts after its end", || world.inbound.targets.open() == 0).await;
+    }
 }
 
 #[tokio::test]

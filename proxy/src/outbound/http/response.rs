@@ -5,10 +5,8 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::{
-    http::{
-        body::{End, Observer, counted::RequestEnd, response::CountResponse},
-        in_flight::Permit,
-    },
+    http::body::{End, Observer, counted::RequestEnd, response::CountResponse},
+    in_flight::Permit,
     metrics::{BackendMetrics, HttpMetrics, RequestMetrics, StreamEnd},
     outbound::{
         balance::{InFlight, breaker::Report},

@@ -1,4 +1,5 @@
-//! The limits of what a worker has at once: requests in flight, and connections. What is beyond them is shed.
+//! The limits of what a worker has at once: requests in flight, connections of clients and to the application. What is
+//! beyond them is shed.
 //!
 //! Owns that one client cannot have all of it: in the upper half of a limit, a client has a sixteenth of it at most.
 
@@ -50,13 +51,19 @@ impl SharedLimit {
         Self { of_a_client: limit.unwrap_or(usize::MAX), ..self }
     }
 
-    /// Those of the client at this address.
+    /// Those of the client at this address, of IPv4 also where a socket of IPv6 names it.
     pub(crate) fn client(&self, addr: IpAddr) -> ClientShare {
         let mut clients = self.clients.lock();
-        let known = clients.entry(addr).or_default();
+        let known = clients.entry(addr.to_canonical()).or_default();
         let requests = known.upgrade().unwrap_or_default();
         *known = Arc::downgrade(&requests);
         ClientShare(requests)
+    }
+
+    /// How many there are.
+    #[cfg(test)]
+    pub(crate) fn taken(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
     }
 
     /// Forgets clients that have nothing.
@@ -70,13 +77,26 @@ impl SharedLimit {
         (before < self.limit).then_some(Permit { _all: all, _client: None })
     }
 
+    /// Admits one that a client's request needs, and that does not count as the client's; `None` if there are too many,
+    /// or many while more of the client's `requests` are in flight than its share.
+    pub(crate) fn admit_for(&self, requests: &ClientShare) -> Option<Permit> {
+        let (before, all) = Counted::begin(&self.count);
+        let has_share = before < self.limit / 2 || requests.0.load(Ordering::Relaxed) <= self.share();
+        (before < self.limit && has_share).then_some(Permit { _all: all, _client: None })
+    }
+
     /// Admits one of a client's; `None` if there are too many, or too many of this client's while there are many.
     pub(crate) fn admit_from(&self, client: &ClientShare) -> Option<Permit> {
         let (before, all) = Counted::begin(&self.count);
         let (of_client, client) = Counted::begin(&client.0);
-        let has_share = before < self.limit / 2 || of_client < (self.limit / 16).max(1);
+        let has_share = before < self.limit / 2 || of_client < self.share();
         (before < self.limit && has_share && of_client < self.of_a_client)
             .then_some(Permit { _all: all, _client: Some(client) })
+    }
+
+    /// What one client may have where there are many.
+    fn share(&self) -> usize {
+        (self.limit / 16).max(1)
     }
 }
 
@@ -105,7 +125,7 @@ mod tests {
         assert!(limit.clone().admit().is_none());
         drop(first);
         assert!(limit.admit().is_some());
-        assert_eq!(limit.count.load(Ordering::Relaxed), 0);
+        assert_eq!(limit.taken(), 0);
     }
 
     #[test]
@@ -115,6 +135,20 @@ mod tests {
         let held = clients.each_ref().map(|client| limit.admit_from(client));
         assert!(held.iter().all(Option::is_some), "{held:?}");
         assert!(clients.iter().all(|client| limit.admit_from(client).is_none()));
+    }
+
+    #[test]
+    fn what_requests_need_is_for_clients_with_few_of_them_where_there_is_much() {
+        let (requests, connections) = (SharedLimit::new(1000), SharedLimit::new(32));
+        let [many, few] = [1, 2].map(|last| requests.client(IpAddr::from([10, 0, 0, last])));
+        let _in_flight: Vec<_> = (0..32).map(|_| requests.admit_from(&many)).collect();
+        let _one = requests.admit_from(&few);
+        let mut open: Vec<_> = (0..32).filter_map(|_| connections.admit_for(&many)).collect();
+        assert_eq!(open.len(), 16, "half of all");
+        open.extend((0..32).filter_map(|_| connections.admit_for(&few)));
+        assert_eq!(open.len(), 32, "it has one request in flight, whoever opened what");
+        open.pop();
+        assert!(connections.admit_for(&many).is_none() && connections.admit_for(&few).is_some());
     }
 
     #[test]
@@ -128,7 +162,7 @@ mod tests {
         let served: Vec<_> = others.iter().cycle().take(200).filter_map(|client| limit.admit_from(client)).collect();
         assert_eq!(served.len(), 80, "all that is left, and none has more than a sixteenth");
         drop((held, served));
-        assert_eq!(limit.count.load(Ordering::Relaxed), 0);
+        assert_eq!(limit.taken(), 0);
         let bounded = limit.clone().of_a_client(Some(3));
         let held: Vec<_> = (0..10).filter_map(|_| bounded.admit_from(&others[0])).collect();
         assert_eq!(held.len(), 3);
