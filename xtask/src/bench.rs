@@ -61,10 +61,11 @@ With --kubeconfig FILE it uses one that runs, and removes its objects from it.")
     #[command(after_help = "Examples:
   cargo xtask bench proxy --json
   cargo xtask bench proxy --rows http1-64,http2-1x64 --repetitions 9
-  cargo xtask bench proxy --baseline DIR       a release build of another commit takes part
+  cargo xtask bench proxy --baseline DIR       another commit's target/measured takes part
   cargo xtask bench proxy -- --help            every option of weft-bench
 
-It installs Debian's haproxy, which nothing else here needs.")]
+The proxy is built as `cargo xtask dist` builds it, into target/measured. It installs Debian's haproxy, which nothing
+else here needs.")]
     Proxy {
         /// Arguments for `weft-bench proxy`, such as --json and --rows ROW,ROW
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
@@ -114,7 +115,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
     }
     ebpf::build(&workspace, &toolchain)?;
-    let binaries = build::binaries(&workspace, Profile::Release)?;
+    let binaries = match args.subject {
+        Subject::Proxy { .. } => build::measured(&workspace)?,
+        _ => build::binaries(&workspace, Profile::Release)?,
+    };
     let (subject, arguments) = match &args.subject {
         Subject::Interception { arguments } => ("interception", arguments),
         Subject::Churn { arguments } => ("churn", arguments),

@@ -22,6 +22,10 @@ pub const ALLOCATOR: [&str; 2] = ["--features", "weft-proxy/jemalloc,weft-contro
 /// Selects every package but this program and the lab: one selection for all builds keeps the features of dependencies.
 pub(crate) const PRODUCT: [&str; 5] = ["--workspace", "--exclude", "weft-xtask", "--exclude", "weft-lab"];
 
+/// The profile of the proxy that is measured, `dist` with symbols, and the name of its directory.
+const MEASURED: &str = "measured";
+const PROXY: &str = "weft-proxy";
+
 /// Build profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Profile {
@@ -68,6 +72,28 @@ pub fn binaries(workspace: &Workspace, profile: Profile) -> Result<PathBuf> {
     }
     command::run(&mut cargo)?;
     Ok(workspace.binaries(profile.directory()))
+}
+
+/// Builds what `bench proxy` compares, and returns its directory: the proxy as users get it, with its symbols for
+/// profiles, beside a release build of every other binary.
+///
+/// # Errors
+/// When something does not compile, or the directory cannot be written.
+pub(crate) fn measured(workspace: &Workspace) -> Result<PathBuf> {
+    let release = binaries(workspace, Profile::Release)?;
+    step("build the proxy as users get it");
+    let mut cargo = command::cargo();
+    cargo.current_dir(&workspace.root).arg("build").args(PRODUCT).args(["--profile", MEASURED, "--bin", PROXY]);
+    command::run(cargo.args(ALLOCATOR))?;
+    let measured = workspace.binaries(MEASURED);
+    // Those of programs that measure nothing are not built here.
+    let is_built = |name: &&String| *name != PROXY && release.join(name).is_file();
+    for name in workspace.binary_names().iter().filter(is_built) {
+        let (from, to) = (release.join(name), measured.join(name));
+        let _ = fs::remove_file(&to);
+        fs::hard_link(&from, &to).with_context(|| format!("link {} to {}", from.display(), to.display()))?;
+    }
+    Ok(measured)
 }
 
 /// Builds every binary and every test with one set of features, and returns the directory of the binaries.

@@ -52,7 +52,7 @@ const HANDSHAKE: Duration = Duration::from_millis(1);
 #[command(after_help = "Examples:
   weft-bench proxy --json
   weft-bench proxy --rows http1-64,http2-1x64 --contenders weft,haproxy-http1 --repetitions 9
-  weft-bench proxy --baseline ../before/target/release --contenders weft,baseline
+  weft-bench proxy --baseline ../before/target/measured --contenders weft,baseline
                                        before and after a change, in one run
   weft-bench proxy --rows http1-64 --contenders weft,haproxy-http2 --profile
                                        with where the proxies spend their time
@@ -78,7 +78,7 @@ pub struct Args {
     /// How long each load counts, seconds; before that it runs for 0.7 s
     #[arg(long, default_value_t = 3, value_parser = value_parser!(u32).range(1..=60))]
     pub seconds: u32,
-    /// Directory of other weft programs, such as a release build of an earlier commit, to be measured as `baseline`
+    /// Directory of other weft programs, such as target/measured of an earlier commit, to be measured as `baseline`
     #[arg(long, value_name = "DIR")]
     pub baseline: Option<PathBuf>,
     /// Sample the proxies of every contender with perf, in one more turn of each load that counts for nothing else;
