@@ -42,9 +42,9 @@ use crate::{
     trace::{Broadcaster, Filter, api_direction},
 };
 
-/// Enrolments in progress at a time: one writes to the kernel, which only one can do, while another queries its
-/// namespace, and one is about to. A hundred threads for a hundred requests would only wait for each other.
-const ENROLMENTS: usize = 3;
+/// Enrolments by this API in progress at a time: four query their namespaces ([`ScanSlots`]), one writes to the kernel,
+/// which only one can do, and others are on their way between the two. On a Kubernetes node, the scans alone limit them.
+const ENROLMENTS: usize = 8;
 
 /// Enrols and withdraws pods.
 pub(crate) struct Pods {
