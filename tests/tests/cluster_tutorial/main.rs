@@ -20,7 +20,9 @@ mod control_planes;
 mod injection;
 mod interception;
 mod kernel;
+mod kube_router;
 mod migration;
+mod network_policy;
 mod readme;
 mod requirement;
 mod under_load;
@@ -74,7 +76,7 @@ impl Needs {
 
 type Check = (&'static str, Needs, fn(&mut World));
 
-const CHECKS: [Check; 46] = [
+const CHECKS: [Check; 47] = [
     ("without the CRDs the chart refuses and names them", Needs::Cluster, bad_input::missing_crds),
     ("a chart without its values refuses and names them", Needs::Cluster, bad_input::missing_values),
     (
@@ -167,6 +169,7 @@ const CHECKS: [Check; 46] = [
         Needs::Mesh,
         workloads::mutual_tls_is_required,
     ),
+    ("NetworkPolicies hold for meshed pods, and the mesh works behind them", Needs::Mesh, network_policy::enforced),
     ("addresses of both families are meshed", Needs::Mesh, workloads::dual_stack),
     (
         "with three replicas on three nodes an upgrade and its rollback fail no request",

@@ -41,7 +41,7 @@ const STARTS: &str = "WEFT_TEST_POD_STARTS";
 /// Pods that are started when [`STARTS`] is not set: a pod takes about a second of a processor.
 const FEW_STARTS: usize = 20;
 /// Time limit for a pod to start and end, on a slow machine.
-const POD: Duration = Duration::from_secs(120);
+pub(super) const POD: Duration = Duration::from_secs(120);
 
 /// Starts what the checks have in common.
 pub(super) fn start(world: &World) {
@@ -95,13 +95,13 @@ pub(super) fn start(world: &World) {
 }
 
 /// Sends `count` requests from a pod, each on a connection of its own.
-fn requests(world: &World, namespace: &str, pod: &str, target: &str, count: u32) -> anyhow::Result<Report> {
+pub(super) fn requests(world: &World, namespace: &str, pod: &str, target: &str, count: u32) -> anyhow::Result<Report> {
     let arguments = ["http1", "--target", target, "--count", &count.to_string(), "--fresh"];
     world.cluster.client(namespace, pod, &arguments)
 }
 
 /// Waits until a pod reaches the target.
-fn wait_for(world: &World, namespace: &str, pod: &str, target: &str) {
+pub(super) fn wait_for(world: &World, namespace: &str, pod: &str, target: &str) {
     let reached = world.cluster.until(POD, |_| {
         let report = requests(world, namespace, pod, target, 1)?;
         ensure!(report.failures == 0, "{target}: {report:?}");

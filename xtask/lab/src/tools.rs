@@ -38,6 +38,8 @@ const OTELCOL_STABLE: &str = "v1.71.0";
 /// Issues certificates, and what distributes trust anchors.
 const CERT_MANAGER: &str = "v1.21.2";
 const TRUST_MANAGER: &str = "v0.25.0";
+/// Enforces NetworkPolicies in a test of the cluster.
+const KUBE_ROUTER: &str = "v2.1.0";
 const ETCD: &str = "3.6.15";
 /// The distribution's version; the number counts what we take of it.
 const PROMTOOL: &str = "deb-2";
@@ -157,7 +159,7 @@ struct Tool {
     build: fn(&Path) -> Result<()>,
 }
 
-const TOOLS: [Tool; 13] = [
+const TOOLS: [Tool; 14] = [
     Tool { name: "pause", version: PAUSE, minutes: "seconds", build: pause },
     Tool { name: "etcd", version: ETCD, minutes: "seconds", build: etcd },
     Tool { name: "kubernetes", version: KUBERNETES, minutes: "10 minutes on two cores", build: kubernetes },
@@ -167,6 +169,7 @@ const TOOLS: [Tool; 13] = [
     Tool { name: "crane", version: CRANE, minutes: "a minute", build: crane },
     Tool { name: "coredns", version: COREDNS, minutes: "a minute", build: coredns },
     Tool { name: "cert-manager", version: CERT_MANAGER, minutes: "3 minutes", build: cert_manager },
+    Tool { name: "kube-router", version: KUBE_ROUTER, minutes: "2 minutes", build: kube_router },
     Tool { name: "h2spec", version: H2SPEC, minutes: "a minute", build: h2spec },
     Tool { name: "grpc-interop", version: GRPC_GO, minutes: "2 minutes", build: grpc_interop },
     Tool { name: "go-http", version: GO_HTTP, minutes: "half a minute", build: go_http },
@@ -182,7 +185,7 @@ pub(crate) struct Tools {
 impl Tools {
     /// All tools of a cluster and its tests.
     pub(crate) const ALL: &[&str] =
-        &["pause", "etcd", "kubernetes", "helm", "step", "promtool", "crane", "coredns", "cert-manager"];
+        &["pause", "etcd", "kubernetes", "helm", "step", "promtool", "crane", "coredns", "cert-manager", "kube-router"];
     /// All names of tools: also programs of other projects that tests send through the mesh.
     pub(crate) const NAMES: [&str; TOOLS.len()] = {
         let mut names = [""; TOOLS.len()];
@@ -240,9 +243,9 @@ impl Tools {
     }
 
     /// The directories for PATH: the tools that a reader of the tutorial has installed, the checker of metrics, a
-    /// registry, and what issues certificates.
+    /// registry, what issues certificates, and a network plugin.
     pub(crate) fn path_directories(&self) -> Vec<PathBuf> {
-        self.directories(&["kubernetes", "helm", "step", "promtool", "crane", "cert-manager"])
+        self.directories(&["kubernetes", "helm", "step", "promtool", "crane", "cert-manager", "kube-router"])
     }
 
     /// The directories of these tools.
@@ -407,6 +410,12 @@ fn cert_manager(into: &Path) -> Result<()> {
         }
     }
     fs::write(into.join("definitions.yaml"), definitions).context("write definitions.yaml")
+}
+
+/// The network plugin, of which the tests use what enforces NetworkPolicies.
+fn kube_router(into: &Path) -> Result<()> {
+    let package = "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router";
+    install(&go::find_or_install()?, into, &format!("{package}@{KUBE_ROUTER}"))
 }
 
 /// Where Go keeps the source of `MODULE@VERSION`.

@@ -90,10 +90,11 @@ pub(crate) const CLIENTS: [Need; 4] = [
 ];
 
 /// Requirements of a Kubernetes node, besides the programs that `kube` builds.
-const KUBE: [Need; 10] = [
+const KUBE: [Need; 11] = [
     need(Probe::Program("containerd"), "containerd", "runs the containers of the test cluster"),
     need(Probe::Program("runc"), "runc", "starts them"),
     need(Probe::OneOf(&PTP), "containernetworking-plugins", "gives the pods of the test cluster their network"),
+    need(Probe::Program("ipset"), "ipset", "keeps the addresses that NetworkPolicies of the test cluster admit"),
     need(Probe::Program("openssl"), "openssl", "makes the certificates of the test cluster"),
     need(Probe::Program("strip"), "binutils", "takes the symbols out of programs in images"),
     need(Probe::Program("mount"), "mount", "makes the file systems of the test cluster's node"),
