@@ -42,8 +42,9 @@ use crate::{
     trace::{Broadcaster, Filter, api_direction},
 };
 
-/// Enrolments by this API in progress at a time: four query their namespaces ([`ScanSlots`]), one writes to the kernel,
-/// which only one can do, and others are on their way between the two. On a Kubernetes node, the scans alone limit them.
+/// Enrolments by this API in progress at a time: four query their namespaces ([`ScanSlots`]), one writes to the
+/// kernel, which only one can do, and others are on their way between the two. On a Kubernetes node, the scans alone
+/// limit them.
 const ENROLMENTS: usize = 8;
 
 /// Enrols and withdraws pods.

@@ -146,7 +146,7 @@ mod tests {
         let mut open: Vec<_> = (0..32).filter_map(|_| connections.admit_for(&many)).collect();
         assert_eq!(open.len(), 16, "half of all");
         open.extend((0..32).filter_map(|_| connections.admit_for(&few)));
-        assert_eq!(open.len(), 32, "it has one request in flight, whoever opened what");
+        assert_eq!(open.len(), 32, "it has one request in flight, and others opened the rest");
         open.pop();
         assert!(connections.admit_for(&many).is_none() && connections.admit_for(&few).is_some());
     }

@@ -210,9 +210,9 @@ fn stub(lookups: [bpf_insn; 2], cookie: [bpf_insn; 2], shared: [bpf_insn; 2]) ->
     stub.push(instruction(STORE_DOUBLE_WORD, 7, 8, field(offset_of!(Lookup, netns_cookie)), 0));
     stub.extend([instruction(MOVE, 1, 7, 0, 0), call(UNLOCK), instruction(MOVE, 1, 6, 0, 0)]);
     stub.extend(shared);
-    // The index is 0, which the verifier must not know: for a constant one, the kernel patches a jump into the program's
-    // text on x86, and interrupts every processor for that. Cookies of namespaces count up from 1, so that none has the
-    // highest bit; with it, the call would fail, and the connection be dropped.
+    // The index is 0, which the verifier must not know: for a constant one, the kernel patches a jump into the
+    // program's text on x86, and interrupts every processor for that. Cookies of namespaces count up from 1, so that
+    // none has the highest bit; with it, the call would fail, and the connection be dropped.
     stub.extend([instruction(MOVE, 3, 8, 0, 0), instruction(SHIFT_RIGHT, 3, 0, 0, 63), call(TAIL_CALL)]);
     // A call that succeeds does not return.
     stub.extend([instruction(MOVE_CONSTANT, 0, 0, 0, DROP), instruction(EXIT, 0, 0, 0, 0)]);

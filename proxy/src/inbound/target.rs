@@ -222,8 +222,9 @@ impl ApplicationPort {
         Ok(stream)
     }
 
-    /// Sends one of a client's `requests` over a kept HTTP/1 connection or, without one, over a new one. `reuse` says whether the
-    /// connection may carry other requests, before and after. `informational` passes on what comes before the response.
+    /// Sends one of a client's `requests` over a kept HTTP/1 connection or, without one, over a new one. `reuse` says
+    /// whether the connection may carry other requests, before and after. `informational` passes on what comes before
+    /// the response.
     pub(super) async fn send_http1(
         self: &Arc<Self>,
         mut request: Box<Request<Body>>,
