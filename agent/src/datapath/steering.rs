@@ -1,6 +1,6 @@
 //! The programs that steer pods' inbound connections. The kernel runs a program of a network namespace and does not
 //! tell it which: so each pod has a stub of a few instructions with its cookie, and one program does the work for all
-//! of them. A stub takes some 200 us to load, for which a hundred pods that start at once would wait: so some are
+//! of them. A stub takes some 100 us to load, for which a hundred pods that start at once would wait: so some are
 //! always loaded without a pod. Until a stub has a cookie it would refuse every connection, and it is not attached.
 //!
 //! ```text
