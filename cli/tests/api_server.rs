@@ -7,13 +7,12 @@ use std::{
     io::{self, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     path::Path,
-    process::{Command, Stdio},
+    process::{Child, ChildStdout, Command, Output, Stdio},
     sync::{
         Arc, RwLock,
         mpsc::{Receiver, channel},
     },
     thread,
-    time::Duration,
 };
 
 use rustls::{
@@ -37,9 +36,9 @@ struct ApiServer {
 }
 
 impl ApiServer {
-    /// A server without objects, whose answers take `delay`.
-    fn start(delay: Duration) -> Self {
-        Self::with(move || thread::sleep(delay), Vec::new())
+    /// A server without objects.
+    fn start() -> Self {
+        Self::with(|| (), Vec::new())
     }
 
     /// A server with these objects, by the beginnings of requests, such as `GET /version`. It waits before each answer.
@@ -128,12 +127,57 @@ impl Kubeconfig {
     }
 }
 
-/// Runs the command until it has the API server's answer; its standard error.
-fn answered(mut command: Command) -> String {
-    let output = command.output().unwrap();
-    let text = String::from_utf8(output.stderr).unwrap();
+/// A command of `weft` on a terminal.
+struct Terminal {
+    process: Child,
+    screen: ChildStdout,
+    shown: String,
+}
+
+impl Terminal {
+    fn start(kubeconfig: &Kubeconfig, arguments: &str) -> Self {
+        let weft = format!("{} {arguments}", env!("CARGO_BIN_EXE_weft"));
+        let mut script = kubeconfig.clean("script");
+        script.args(["-q", "-c", &weft, "/dev/null"]).stdout(Stdio::piped());
+        let mut process = script.spawn().unwrap();
+        let screen = process.stdout.take().unwrap();
+        Self { process, screen, shown: String::new() }
+    }
+
+    /// Reads until it shows this.
+    fn wait_for(&mut self, text: &str) {
+        while !self.shown.contains(text) {
+            let mut piece = [0; 1024];
+            let length = self.screen.read(&mut piece).unwrap();
+            assert!(length > 0, "{text:?} is not shown: {:?}", self.shown);
+            self.shown.push_str(&String::from_utf8_lossy(&piece[..length]));
+        }
+    }
+
+    /// Waits until the command has ended; all that it showed.
+    fn end(mut self) -> String {
+        self.screen.read_to_string(&mut self.shown).unwrap();
+        self.process.wait().unwrap();
+        self.shown
+    }
+}
+
+/// Runs the command until it has the API server's answer.
+fn answered(mut command: Command) {
+    without_a_mesh(&command.output().unwrap());
+}
+
+/// The standard error of a command that found no mesh.
+fn without_a_mesh(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(text.contains("linkerd-config does not exist"), "{text}");
     text
+}
+
+/// Has a server wait while the gate is locked for writing.
+fn while_closed(gate: &Arc<RwLock<()>>) -> impl Fn() + Clone + Send + 'static {
+    let gate = Arc::clone(gate);
+    move || drop(gate.read())
 }
 
 /// Handles each connection in a thread of its own.
@@ -190,13 +234,9 @@ fn web_server(wait: impl Fn() + Clone + Send + 'static) -> SocketAddr {
 
 #[test]
 fn a_terminal_says_what_a_slow_command_waits_for() {
-    // No server answers while this is held.
     let gate = Arc::new(RwLock::new(()));
     let closed = gate.write().unwrap();
-    let wait = {
-        let gate = Arc::clone(&gate);
-        move || drop(gate.read())
-    };
+    let wait = while_closed(&gate);
     let server = ApiServer::with(wait.clone(), Vec::new());
     let kubeconfig = server.kubeconfig("127.0.0.1", json!({}), json!({}));
     let file = format!("{}/config", kubeconfig.0.path().display());
@@ -221,27 +261,15 @@ fn a_terminal_says_what_a_slow_command_waits_for() {
         (format!("install --ignore-cluster --values {url}"), no_manifest),
         (format!("upgrade --from-manifests {url}"), no_manifest),
     ]
-    .map(|(arguments, shown)| {
-        let weft = format!("{} {arguments}", env!("CARGO_BIN_EXE_weft"));
-        let mut terminal = kubeconfig.clean("script");
-        terminal.args(["-q", "-c", &weft, "/dev/null"]).stdout(Stdio::piped());
-        (terminal.spawn().unwrap(), arguments, shown)
-    });
+    .map(|(arguments, shown)| (Terminal::start(&kubeconfig, &arguments), arguments, shown));
     let waiting = running.map(|(mut terminal, arguments, (waits_for, fails_with))| {
         let line = format!("waiting for: {waits_for}");
-        let (mut shown, mut screen) = (String::new(), terminal.stdout.take().unwrap());
-        while !shown.contains(&line) {
-            let mut piece = [0; 1024];
-            let length = screen.read(&mut piece).unwrap();
-            assert!(length > 0, "{arguments}: {shown:?}");
-            shown.push_str(&String::from_utf8_lossy(&piece[..length]));
-        }
-        (terminal, screen, shown, arguments, line, fails_with)
+        terminal.wait_for(&line);
+        (terminal, arguments, line, fails_with)
     });
     drop(closed);
-    for (mut terminal, mut screen, mut shown, arguments, line, fails_with) in waiting {
-        screen.read_to_string(&mut shown).unwrap();
-        terminal.wait().unwrap();
+    for (terminal, arguments, line, fails_with) in waiting {
+        let shown = terminal.end();
         let cleared = shown.find(&format!("{line}\r\x1b[2K")).unwrap_or_else(|| panic!("{arguments}: {shown:?}"));
         assert!(shown[cleared..].contains(fails_with), "{arguments}: {shown:?}");
     }
@@ -249,17 +277,26 @@ fn a_terminal_says_what_a_slow_command_waits_for() {
 
 #[test]
 fn a_pipe_gets_no_progress() {
-    let server = ApiServer::start(Duration::from_millis(1500));
+    let gate = Arc::new(RwLock::new(()));
+    let closed = gate.write().unwrap();
+    let server = ApiServer::with(while_closed(&gate), Vec::new());
     let kubeconfig = server.kubeconfig("127.0.0.1", json!({}), json!({}));
-    let text = answered(kubeconfig.upgrade());
-    let request = server.requests.try_recv().unwrap();
+    let piped = kubeconfig.upgrade().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let request = server.requests.recv().unwrap();
+    // One that began later has waited long enough to say so.
+    let file = format!("upgrade --kubeconfig {}/config", kubeconfig.0.path().display());
+    let mut terminal = Terminal::start(&kubeconfig, &file);
+    terminal.wait_for("waiting for: the API server");
+    drop(closed);
+    let text = without_a_mesh(&piped.wait_with_output().unwrap());
+    terminal.end();
     assert!(request.starts_with("GET /api/v1/namespaces/linkerd/configmaps/linkerd-config "), "{request}");
     assert!(!text.contains("waiting") && !text.contains('\x1b'), "{text:?}");
 }
 
 #[test]
 fn requests_go_through_the_proxy_of_the_kubeconfig_or_the_environment() {
-    let server = ApiServer::start(Duration::ZERO);
+    let server = ApiServer::start();
     let (address, tunnels) = proxy(server.address);
     let direct = server.kubeconfig(NAME, json!({}), json!({}));
     let behind = server.kubeconfig(NAME, json!({"proxy-url": format!("http://{address}")}), json!({}));
@@ -284,7 +321,7 @@ fn requests_go_through_the_proxy_of_the_kubeconfig_or_the_environment() {
 
 #[test]
 fn an_api_server_on_this_host_is_asked_directly() {
-    let server = ApiServer::start(Duration::ZERO);
+    let server = ApiServer::start();
     let (address, tunnels) = proxy(server.address);
     let kubeconfig = server.kubeconfig("127.0.0.1", json!({}), json!({}));
     let mut weft = kubeconfig.upgrade();
@@ -295,7 +332,7 @@ fn an_api_server_on_this_host_is_asked_directly() {
 
 #[test]
 fn of_the_kubeconfigs_in_the_environment_those_that_do_not_exist_are_skipped() {
-    let server = ApiServer::start(Duration::ZERO);
+    let server = ApiServer::start();
     let kubeconfig = server.kubeconfig("127.0.0.1", json!({}), json!({}));
     let (none, config) = (kubeconfig.0.path().join("none"), kubeconfig.0.path().join("config"));
     let upgrade = |files: &[&Path]| {
@@ -322,7 +359,7 @@ fn authorization(server: &ApiServer, user: Value) -> Option<String> {
 
 #[test]
 fn tokens_of_oidc_reach_the_api_server() {
-    let server = ApiServer::start(Duration::ZERO);
+    let server = ApiServer::start();
     assert_eq!(authorization(&server, json!({})), None);
 
     let credential = r#"{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"token":"of-the-plugin"}}"#;
