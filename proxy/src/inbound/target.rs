@@ -1,8 +1,8 @@
 //! The application's ports as a worker uses them: connecting, and the HTTP connections that are kept.
 //!
 //! All clients of a worker share the connections of HTTP/1, which carry one request at a time. Connections are limited,
-//! because each has a file of the process. The original address is dialled, never
-//! loopback instead, so that the application sees which of the pod's addresses the client used.
+//! because each has a file of the process. The original address is dialled, never loopback instead, so that the
+//! application sees which of the pod's addresses the client used.
 
 mod http2;
 
