@@ -4,6 +4,7 @@ use std::{
     collections::BTreeSet,
     env, fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use aya::{
@@ -15,6 +16,7 @@ use nix::{
     unistd::Pid,
 };
 use serde_json::Value;
+use weft_tests::cluster::Cluster;
 
 /// Where an agent pins everything, and its maps, below a root.
 const PINS: &str = "sys/fs/bpf/weft";
@@ -49,6 +51,13 @@ pub(super) fn kubelets() -> Vec<PathBuf> {
         read("comm").trim_end() == "kubelet" && read("cgroup").contains(&group)
     };
     fs::read_dir("/proc").unwrap().flatten().map(|process| process.path()).filter(is_kubelet).collect()
+}
+
+/// Runs the program that is added to it in the network namespace of a kubelet's node.
+pub(super) fn in_network_of(cluster: &Cluster, kubelet: &Path) -> Command {
+    let mut command = cluster.command("nsenter");
+    command.arg(format!("--net={}", kubelet.join("ns/net").display()));
+    command
 }
 
 /// Removes what agents pinned on a kubelet's node.

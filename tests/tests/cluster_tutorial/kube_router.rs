@@ -5,7 +5,7 @@
 use std::{
     env, fs,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Stdio,
     time::Duration,
 };
 
@@ -43,8 +43,8 @@ impl<'a> KubeRouter<'a> {
         let kubeconfig = env::var("KUBECONFIG").unwrap();
         for kubelet in &running.kubelets {
             // It ends with the test, however that ends.
-            let mut command = cluster.command("setpriv");
-            command.args(["--pdeathsig", "KILL", "nsenter"]).arg(network_of(kubelet)).arg("kube-router");
+            let mut command = kernel::in_network_of(cluster, kubelet);
+            command.args(["setpriv", "--pdeathsig", "KILL", "kube-router"]);
             command.args(SETTINGS).arg(format!("--kubeconfig={kubeconfig}")).env("NODE_NAME", node_of(kubelet));
             running.processes.push(Process::start(&mut command, RULES));
         }
@@ -70,16 +70,10 @@ impl<'a> KubeRouter<'a> {
 
     /// The rules of a node, as iptables-save prints them.
     fn rules(&self, kubelet: &Path) -> anyhow::Result<String> {
-        let output = self.command(kubelet, &["iptables-save", "-t", "filter"]).output().context("start nsenter")?;
+        let mut save = kernel::in_network_of(self.cluster, kubelet);
+        let output = save.args(["iptables-save", "-t", "filter"]).output().context("start nsenter")?;
         ensure!(output.status.success(), "iptables-save: {}", String::from_utf8_lossy(&output.stderr));
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-    }
-
-    /// A program in the network namespace of a kubelet's node.
-    fn command(&self, kubelet: &Path, program: &[&str]) -> Command {
-        let mut command = self.cluster.command("nsenter");
-        command.arg(network_of(kubelet)).args(program);
-        command
     }
 }
 
@@ -90,8 +84,9 @@ impl Drop for KubeRouter<'_> {
         for kubelet in &self.kubelets {
             // The kernel keeps a set in use for a moment after its last rule is gone.
             let removed = blocking::until(Polling::every(BETWEEN_POLLS, RULES), || {
-                let mut remove = self.command(kubelet, &["sh", "-ec", REMOVE]);
-                let status = remove.stdout(Stdio::null()).stderr(Stdio::null()).status().map_err(|_| ())?;
+                let mut remove = kernel::in_network_of(self.cluster, kubelet);
+                remove.args(["sh", "-ec", REMOVE]).stdout(Stdio::null()).stderr(Stdio::null());
+                let status = remove.status().map_err(|_| ())?;
                 if status.success() { Ok(()) } else { Err(()) }
             });
             if removed.is_err() {
@@ -99,11 +94,6 @@ impl Drop for KubeRouter<'_> {
             }
         }
     }
-}
-
-/// The argument of nsenter for the network namespace of a kubelet's node.
-fn network_of(kubelet: &Path) -> String {
-    format!("--net={}", kubelet.join("ns/net").display())
 }
 
 /// The name of a kubelet's node.

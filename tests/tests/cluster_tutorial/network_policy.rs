@@ -111,7 +111,7 @@ impl<'a> Fixture<'a> {
         fixture
     }
 
-    /// Admits clients with a label to these ports of the server, and nobody else to any.
+    /// Allows ingress to these ports of the server from pods with a label. The policy denies all other ingress.
     fn admit(&self, ports: &[u16]) {
         let ports: Vec<_> = ports.iter().map(|port| json!({"protocol": "TCP", "port": port})).collect();
         let from = json!([{"podSelector": {"matchLabels": {"access": "granted"}}}]);

@@ -74,8 +74,8 @@ impl<'a> Wire<'a> {
     }
 
     fn command(&self, kubelet: &Path, arguments: &[&str]) -> Command {
-        let mut command = self.cluster.command("nsenter");
-        command.arg(format!("--net={}", kubelet.join("ns/net").display())).arg("nft").args(arguments);
+        let mut command = kernel::in_network_of(self.cluster, kubelet);
+        command.arg("nft").args(arguments);
         command
     }
 }
