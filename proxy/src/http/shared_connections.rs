@@ -55,6 +55,8 @@ struct Counts {
 #[derive(Debug)]
 pub(crate) struct StreamPermit {
     streams: Streams,
+    /// How many streams the peer allowed when it was begun, as far as that was known.
+    allowed: usize,
     is_unread: bool,
 }
 
@@ -109,8 +111,10 @@ impl<E: Send + Sync + 'static> SharedConnections<E> {
             }
         }
         let streams = Streams(Arc::new(Counts { open: AtomicUsize::new(0), unread: AtomicUsize::new(0) }));
-        let permit = streams.permit();
+        // The place is taken before others find the connection.
+        let mut permit = streams.permit(usize::MAX);
         let sender = self.begin(connect(streams.clone()), streams).await.map_err(GetError::Connect)?;
+        permit.allowed = sender.current_max_send_streams();
         Ok((sender.ready().await.map_err(GetError::Http2)?, permit))
     }
 
@@ -150,11 +154,18 @@ impl<E: Send + Sync + 'static> SharedConnections<E> {
     fn reserve(&self) -> Option<(SendRequest<Bytes>, StreamPermit)> {
         let mut open = self.open.lock();
         open.retain_mut(Open::is_usable);
-        let first = open.iter().find(|open| {
-            let limit = self.limit.min(open.sender.current_max_send_streams());
-            open.streams.count() < limit
-        })?;
-        Some((first.sender.clone(), first.streams.permit()))
+        open.iter().find_map(|open| {
+            let allowed = open.sender.current_max_send_streams();
+            let has_room = open.streams.count() < self.limit.min(allowed);
+            has_room.then(|| (open.sender.clone(), open.streams.permit(allowed)))
+        })
+    }
+
+    /// How many streams a new connection may begin before its peer has announced a limit: what it announced on the
+    /// others, or `unknown`.
+    pub(crate) fn initial_streams(&self, unknown: usize) -> usize {
+        let open = self.open.lock();
+        open.iter().map(|open| open.sender.current_max_send_streams().max(1)).min().unwrap_or(unknown)
     }
 
     /// Drops connections that take no more requests, for the task of a connection that has ended.
@@ -182,9 +193,9 @@ impl Streams {
         self.0.open.load(Ordering::Relaxed)
     }
 
-    fn permit(&self) -> StreamPermit {
+    fn permit(&self, allowed: usize) -> StreamPermit {
         self.0.open.fetch_add(1, Ordering::Relaxed);
-        StreamPermit { streams: self.clone(), is_unread: false }
+        StreamPermit { streams: self.clone(), allowed, is_unread: false }
     }
 }
 
@@ -201,6 +212,11 @@ impl StreamPermit {
         } else {
             unread.fetch_sub(1, Ordering::Relaxed)
         };
+    }
+
+    /// How many streams the peer allowed when this one was begun, as far as that was known.
+    pub(crate) fn allowed(&self) -> usize {
+        self.allowed
     }
 
     /// Whether the connection ended with this error because the proxy would have had to hold too much for clients that

@@ -59,6 +59,8 @@ pub(crate) enum Unprocessed {
     Unreachable(Arc<ConnectError>),
     /// It refused the stream (RFC 9113 section 8.7).
     Refused(::h2::Error),
+    /// It refused the stream, and had not announced how few it allows when the stream was begun.
+    LimitUnknown(::h2::Error),
     /// Its connection ended before the request.
     ConnectionEnded,
 }

@@ -90,7 +90,7 @@ pub(crate) async fn send_over(
     let (begun, again) = begin(&mut sender, request);
     let (mut response, mut pump) = match begun {
         Ok(begun) => begun,
-        Err(error) => return Err(failed(again, error, &permit, false)),
+        Err(error) => return Err(failed(again, error, &sender, &permit, false)),
     };
     let answered = poll_fn(|cx| {
         if pump.as_mut().is_some_and(|pump| pump.poll_request(cx).is_ready()) {
@@ -104,7 +104,10 @@ pub(crate) async fn send_over(
     .await;
     let response = match answered {
         Ok(response) => response,
-        Err(error) => return Err(failed(again, error, &permit, response.stream_id().as_u32() == FIRST_STREAM)),
+        Err(error) => {
+            let is_first = response.stream_id().as_u32() == FIRST_STREAM;
+            return Err(failed(again, error, &sender, &permit, is_first));
+        }
     };
     let Some(mut pump) = pump else { return Ok(response.map(|body| H2Body::new(body, permit, None))) };
     // The answer began before the request ended. Both continue independently, because either may wait for the other.
@@ -142,7 +145,13 @@ fn begin(sender: &mut SendRequest<Bytes>, mut request: Box<Request<Body>>) -> (R
 
 /// The error, or the request if it may be sent again. The first request of a connection may be what ends it: that one
 /// is repeated only if the peer had no complaint.
-fn failed(again: Repeatable, error: ::h2::Error, permit: &StreamPermit, is_first: bool) -> SendError {
+fn failed(
+    again: Repeatable,
+    error: ::h2::Error,
+    sender: &SendRequest<Bytes>,
+    permit: &StreamPermit,
+    is_first: bool,
+) -> SendError {
     // What the peer declares that it did not process (RFC 9113 sections 6.8 and 8.7).
     let is_refused = error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM);
     let has_complaint = error.reason() != Some(Reason::NO_ERROR);
@@ -155,6 +164,9 @@ fn failed(again: Repeatable, error: ::h2::Error, permit: &StreamPermit, is_first
         Some(request)
     });
     match again {
+        Some(request) if is_refused && sender.current_max_send_streams() < permit.allowed() => {
+            SendError::Unsent(request, Unprocessed::LimitUnknown(error))
+        }
         Some(request) if is_refused => SendError::Unsent(request, Unprocessed::Refused(error)),
         Some(request) => SendError::Unsent(request, Unprocessed::ConnectionEnded),
         None => SendError::Failed { is_own_bound: permit.is_own_bound(&error), error },
@@ -219,7 +231,8 @@ where
 async fn connect(endpoint: &Arc<Endpoint>, streams: Streams) -> Result<SendRequest<Bytes>, ConnectError> {
     let stream = endpoint.connect(Some(SessionProtocol::Http2)).await?;
     let addr = endpoint.info.addr;
-    let initial_streams = if endpoint.identity().is_some() { PROXY_STREAMS } else { SERVER_STREAMS };
+    let unknown = if endpoint.identity().is_some() { PROXY_STREAMS } else { SERVER_STREAMS };
+    let initial_streams = endpoint.h2.initial_streams(unknown);
     let (sender, mut connection, uncork) = handshake(stream, endpoint.windows(), initial_streams)
         .await
         .map_err(|source| ConnectError::Http2 { addr, source })?;

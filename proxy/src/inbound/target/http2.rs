@@ -73,7 +73,8 @@ impl ClientHttp2 {
     async fn connect(self: &Arc<Self>) -> Result<Sender, ConnectError> {
         let stream = self.port.connect(Some(&self.requests)).await?;
         let addr = self.port.addr;
-        let shaken = h2::handshake(stream, self.port.shared.config.http2.windows, h2::SERVER_STREAMS).await;
+        let initial_streams = self.connections.initial_streams(h2::SERVER_STREAMS);
+        let shaken = h2::handshake(stream, self.port.shared.config.http2.windows, initial_streams).await;
         let (sender, connection, uncork) =
             shaken.map_err(|error| ConnectError::Io { addr, source: io::Error::other(error) })?;
         let owner: Weak<Self> = Arc::downgrade(self);

@@ -275,8 +275,9 @@ async fn gathering_app(expected: usize, limit: u32) -> SocketAddr {
 
 #[tokio::test]
 async fn http2_requests_beyond_the_limit_of_a_connection_to_the_application_get_another() {
-    // More than one connection's flow control takes, with applications that take more and fewer.
-    for (requests, limit) in [(300, 10_000), (60, 25)] {
+    // More than one connection's flow control takes, with applications that take more and fewer, and with one whose
+    // limit is not known when the requests come.
+    for (requests, limit, is_announced) in [(300, 10_000, true), (60, 25, true), (300, 25, false)] {
         let world = World::new(gathering_app(requests, limit).await).await;
         let stream = TokioIo::new(world.connect(Via::Plain, Some(ELSEWHERE)).await);
         let (mut sender, connection) =
@@ -286,8 +287,10 @@ async fn http2_requests_beyond_the_limit_of_a_connection_to_the_application_get_
             let request = Request::builder().uri(format!("http://web.demo{path}"));
             request.body(Full::<Bytes>::default()).unwrap()
         };
-        // The application announces its limit on the first connection.
-        assert_eq!(sender.send_request(request("/first")).await.unwrap().status(), StatusCode::OK);
+        if is_announced {
+            // On the first connection.
+            assert_eq!(sender.send_request(request("/first")).await.unwrap().status(), StatusCode::OK);
+        }
         let all = (0..requests).map(|_| {
             let mut sender = sender.clone();
             async move { sender.send_request(request("/")).await.unwrap().status() }

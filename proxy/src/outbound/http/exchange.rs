@@ -272,12 +272,13 @@ impl Exchange<'_> {
                         unsent: Some((request, search)),
                     });
                 }
-                // A connection may end at any time. The endpoint is at fault if that happens on every attempt.
-                Unprocessed::ConnectionEnded if immediate < IMMEDIATE_ATTEMPTS => None,
+                // A connection may end at any time, and a burst may be larger than a new connection can take. The
+                // endpoint is at fault if that happens on every attempt.
+                Unprocessed::ConnectionEnded | Unprocessed::LimitUnknown(_) if immediate < IMMEDIATE_ATTEMPTS => None,
                 Unprocessed::ConnectionEnded => {
                     Some(Failure::BadGateway("the endpoint keeps closing connections".to_owned()).into())
                 }
-                Unprocessed::Refused(error) => Some(ExchangeError::Reset(error)),
+                Unprocessed::Refused(error) | Unprocessed::LimitUnknown(error) => Some(ExchangeError::Reset(error)),
             };
             if let Some(error) = error {
                 endpoint.http.failure(error.outcome(None), since.elapsed());

@@ -90,20 +90,35 @@ async fn before_a_busy_endpoint(policy: OutboundPolicy) -> (Proxy, Client, JoinS
 #[tokio::test]
 async fn an_endpoint_that_refuses_every_stream_is_ejected_and_the_other_one_answers() {
     let (bad, refused) = refusing().await;
-    let (proxy, mut sender, _waiting, _) = before_a_busy_endpoint(ejecting(policy(SERVICE, vec![]), 3)).await;
+    let (proxy, sender, _waiting, _) = before_a_busy_endpoint(ejecting(policy(SERVICE, vec![]), 3)).await;
     proxy.control.update(SERVICE, add(vec![endpoint(bad, None)]));
-    for _ in 0..10 {
-        // None goes once more to the one that has just refused it.
-        assert_eq!(sender.send_request(over_http2()).await.unwrap().status(), StatusCode::OK);
-    }
+    // None goes once more to the one that has just refused it.
+    let answered =
+        async || assert_eq!(sender.clone().send_request(over_http2()).await.unwrap().status(), StatusCode::OK);
+    settled(async || {
+        answered().await;
+        let refused = refused.load(Ordering::Relaxed);
+        if refused == 3 { Ok(()) } else { Err(format!("{refused} requests are refused")) }
+    })
+    .await;
     assert_eq!(metric(&proxy, "outbound_http_balancer_endpoints{endpoint_state=\"pending\""), 1);
+    for _ in 0..10 {
+        answered().await;
+    }
     assert_eq!(refused.load(Ordering::Relaxed), 3);
     let failures = r#"error="h2(REFUSED_STREAM)"} 3"#;
     assert!(proxy.scrape().contains(failures), "{}", proxy.scrape());
 }
 
 #[tokio::test]
-async fn a_burst_to_a_server_outside_the_mesh_keeps_to_100_streams() {
+async fn a_burst_to_a_server_outside_the_mesh_keeps_to_its_limit_of_streams() {
+    for limit in [100, 25, 1] {
+        burst_to_a_server_with(limit).await;
+    }
+}
+
+/// Requests that a server gets before it has announced its limit: all are answered, and none counts against it.
+async fn burst_to_a_server_with(limit: u32) {
     const BURST: usize = 200;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let control = Control::default();
@@ -124,13 +139,15 @@ async fn a_burst_to_a_server_outside_the_mesh_keeps_to_100_streams() {
             let service =
                 service_fn(|_: Request<Incoming>| async { Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new())) });
             let mut server = http2::Builder::new(TokioExecutor::new());
-            server.max_concurrent_streams(100);
+            server.max_concurrent_streams(limit);
             tokio::spawn(server.serve_connection(TokioIo::new(stream), service));
         }
     });
     let answers = tokio::time::timeout(Duration::from_secs(60), answers.join_all()).await.expect("some hang");
-    assert!(answers.iter().all(|answer| answer.as_ref().unwrap().status() == StatusCode::OK), "{answers:?}");
-    assert_eq!(metric(&proxy, "outbound_http_balancer_endpoints{endpoint_state=\"pending\""), 0);
+    let are_all_answered = answers.iter().all(|answer| answer.as_ref().is_ok_and(|answer| answer.status() == 200));
+    assert!(are_all_answered, "limit {limit}: {answers:?}");
+    assert_eq!(metric(&proxy, "outbound_http_balancer_endpoints{endpoint_state=\"pending\""), 0, "limit {limit}");
+    assert_eq!(metric(&proxy, "request_total"), BURST as u64, "limit {limit}");
 }
 
 #[tokio::test]
