@@ -35,7 +35,7 @@ pub(super) fn is_ours(facts: &Facts) -> Result<Vec<Problem>, Stop> {
         Some(agent) => {
             let namespace = agent.alone_in().unwrap_or_default();
             let agents = format!("`weft check -L {namespace}` and `weft status -L {namespace}` for the agents");
-            (format!("{theirs}, and Weft has its agent alone: {}", agent.object()), format!("{LINKERD}, {agents}"))
+            (format!("{theirs}, and {} {}", agent.object(), agent.description()), format!("{LINKERD}, {agents}"))
         }
         None => (
             theirs.to_owned(),
@@ -49,7 +49,8 @@ pub(super) fn is_ours(facts: &Facts) -> Result<Vec<Problem>, Stop> {
 pub(super) fn agents_have_a_control_plane(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let agent = facts.agent_alone().ok_or(Stop::Skip)?;
     let remedy = format!("{LINKERD}, `weft status -L {}` for the pods that the agents redirect", facts.namespace);
-    Ok(vec![Problem::new(agent.object(), "is Weft's agent alone, for Linkerd: only the agents are checked", remedy)])
+    let problem = format!("{}: only the agents are checked", agent.description());
+    Ok(vec![Problem::new(agent.object(), problem, remedy)])
 }
 
 pub(super) fn namespace(facts: &Facts) -> Result<Vec<Problem>, Stop> {

@@ -68,20 +68,19 @@ impl OtherAgent {
         self.is_alone.then_some(self.namespace.as_str())
     }
 
-    /// What `weft status` says of it, where it is asked about a namespace without agents.
-    pub(crate) fn status(&self) -> Problem {
-        let of = if self.is_alone { "alone, for Linkerd" } else { "of another control plane" };
-        let problem = format!("is the agent of this cluster, {of}");
-        Problem::new(self.object(), problem, format!("weft status -L {}", self.namespace))
+    /// Which installation it belongs to, as a sentence about [`Self::object`].
+    pub(crate) fn description(&self) -> &'static str {
+        if self.is_alone { "is Weft's agent alone, for Linkerd" } else { "is the agent of another control plane" }
     }
 
-    /// What is wrong with it.
-    pub(crate) fn problem(&self) -> &'static str {
-        if self.is_alone {
-            "is Weft's agent alone, for Linkerd, and a node takes one agent"
-        } else {
-            "is the agent of another control plane, and a cluster has one"
-        }
+    /// What `weft status` says of it, where it is asked about a namespace without agents.
+    pub(crate) fn status(&self) -> Problem {
+        Problem::new(self.object(), self.description(), format!("weft status -L {}", self.namespace))
+    }
+
+    /// Why no other agent can be installed beside it.
+    pub(crate) fn problem(&self) -> String {
+        format!("{}, and a node takes one agent", self.description())
     }
 
     /// What to do first. Without rules of `linkerd-init`, pods would go around their proxies once the agent is gone.
