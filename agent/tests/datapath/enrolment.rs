@@ -109,6 +109,35 @@ pub(crate) fn kernel_enrols_by_itself(world: &mut World) {
     app.connect("10.98.0.2:9090").reached(9090);
 }
 
+/// As when the chart weft-agent is upgraded to leave pods of other control planes alone. The kernel keeps the switch of
+/// the agent before, unless the new one turns it off.
+pub(crate) fn kernel_stops_enrolling(world: &mut World) {
+    let _servers = world.servers("b", &[8080]);
+    restart_self_enrolling(world);
+    let mut enrolled = world.pod("c", APPLICATION_UID);
+    let c = world.proxy("c");
+    enrolled.connect("10.98.0.2:8080").reached(4140);
+    world.kill_agent();
+    world.start_agent(&["--no-self-enrol"]);
+    let _a = world.proxy("a");
+    let mut app = world.pod("a", APPLICATION_UID);
+    for target in ["10.99.0.2:8080", "[fd99::2]:8080"] {
+        app.connect(target).reached(8080);
+    }
+    assert!(app.say("attest").starts_with("error E"));
+    let pods = world.status().pods;
+    assert_eq!(pods.iter().map(|pod| (pod.self_enrolled, pod.outbound)).collect::<Vec<_>>(), [(true, true)]);
+    enrolled.connect("10.98.0.2:8080").reached(4140);
+    // It also stays enrolled while its proxy is away.
+    drop(c);
+    assert_eq!(enrolled.say("connect 10.98.0.2:8080"), "error ConnectionRefused");
+    let _c = world.proxy("c");
+    enrolled.connect("10.98.0.2:8080").reached(4140);
+    // An agent that learns of it completes it as before.
+    let done = world.mesh("c");
+    assert_eq!(enrolled.say("attest"), format!("flags=3 generation=1 cookie={}", done.netns_cookie));
+}
+
 pub(crate) fn attestation_wants_a_listener(world: &mut World) {
     restart_self_enrolling(world);
     let mut app = world.pod("b", APPLICATION_UID);

@@ -20,7 +20,7 @@ const AGENT: &str = env!("CARGO_BIN_EXE_weft-agent");
 
 type Check = (&'static str, fn(&mut World));
 
-const CHECKS: [Check; 34] = [
+const CHECKS: [Check; 35] = [
     ("an unenrolled namespace notices nothing", enrolment::unenrolled_notices_nothing),
     ("a request that cannot be used names its field", enrolment::bad_requests_are_refused),
     ("enrolment is attested and idempotent", enrolment::enrolment_is_attested_and_idempotent),
@@ -51,6 +51,7 @@ const CHECKS: [Check; 34] = [
         lifecycle::latest_namespace_of_a_name_answers,
     ),
     ("without an agent the kernel enrols a pod when its proxy listens", enrolment::kernel_enrols_by_itself),
+    ("a new agent stops the kernel from enrolling, and keeps what it enrolled", enrolment::kernel_stops_enrolling),
     ("inbound is attested when the proxy listens", enrolment::attestation_wants_a_listener),
     ("a proxy that starts again while its pod is withdrawn is found", enrolment::restart_while_withdrawn_is_found),
     ("a proxy is known by its group, or by its cgroup alone", enrolment::proxies_are_known_by_group_or_cgroup),
