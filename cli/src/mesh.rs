@@ -114,9 +114,9 @@ impl Mesh {
         self.daemon_set.iter().flatten().any(other_agent::is_alone)
     }
 
-    /// Whether this pod's redirection is the agents' concern, according to their arguments: pods of control planes that
-    /// they do not name are left alone where the kernel enrols none by itself.
-    pub(crate) fn serves(&self, pod: &Pod) -> bool {
+    /// Whether this pod is to be enrolled, according to the agents' arguments. Pods of control planes that these do not
+    /// name are left alone where the kernel enrols none by itself.
+    pub(crate) fn enrols(&self, pod: &Pod) -> bool {
         const NAMED: &str = "--controller-namespace=";
         const LEAVES_ALONE: &str = "--no-self-enrol";
         let spec = self.daemon_set.iter().flatten().find_map(|daemon_set| daemon_set.spec.template.spec.as_ref());

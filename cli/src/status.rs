@@ -37,7 +37,7 @@ use report::Report;
 
 STATE of a pod: enrolled (both directions obey its rules), pending (not yet), refused (an annotation of it cannot be
 read), leaving (deleted, and alive on its node), missing (its node's agent does not know it), unknown (no agent to ask),
-unserved (of a control plane whose pods the agents do not redirect).")]
+unserved (of a control plane whose pods the agents do not enrol).")]
 pub(crate) struct StatusArgs {
     /// Only pods of this namespace [default: all]
     #[arg(short, long)]

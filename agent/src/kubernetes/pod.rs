@@ -1,4 +1,4 @@
-//! What the agent reads from a Pod: whether this mesh redirects it, and by which rules. Pure.
+//! What the agent reads from a Pod: whether it has to be enrolled, and with which rules. Pure.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use weft_k8s_api::{
 
 use crate::datapath::rules::{PodName, Proxy, Wanted};
 
-/// A pod that this agent has to redirect.
+/// A pod that this agent has to enrol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MeshedPod {
     pub(crate) name: PodName,
@@ -29,7 +29,7 @@ pub(crate) struct MeshedPod {
 }
 
 impl MeshedPod {
-    /// Reads a pod; `None` if it has no proxy or has ended. One with `linkerd-init` is redirected too: outbound, its
+    /// Reads a pod; `None` if it has no proxy or has ended. One with `linkerd-init` is enrolled too: outbound, its
     /// iptables rules find nothing left to redirect, and inbound they have the same effect.
     pub(crate) fn read(pod: &Pod, defaults: &RedirectionDefaults) -> Option<Self> {
         let spec = pod.spec.as_ref()?;
@@ -128,7 +128,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn only_pods_with_a_proxy_and_a_network_of_their_own_are_redirected() {
+    fn only_pods_with_a_proxy_and_a_network_of_their_own_are_enrolled() {
         let ordinary = json!([{"name": "web"}, {"name": "linkerd-proxy"}]);
         let rows = [
             ("a native sidecar", json!({}), true),

@@ -223,7 +223,7 @@ spec:
 {{/*
 Refuses where this cluster has another agent than the one of this release, by its labels: a node takes one, because two
 want the same port and the same programs. Arguments: root, name of this release's DaemonSet, and alone, whether it
-serves Linkerd.
+enrols Linkerd's pods.
 */}}
 {{- define "weft.requireOneAgent" -}}
 {{- $here := . -}}
@@ -237,7 +237,7 @@ serves Linkerd.
 {{- $release := get (.metadata.annotations | default dict) "meta.helm.sh/release-name" | default "weft-agent" -}}
 {{- fail (printf "\n\nDaemonSet %s of namespace %s is Weft's agent alone, for Linkerd, and a node takes one agent. Upgrade Linkerd with cniEnabled=false, restart the meshed workloads, and only then remove it, as docs/migration.md says:\n  helm uninstall %s --namespace %s\n" .metadata.name .metadata.namespace $release .metadata.namespace) -}}
 {{- end -}}
-{{- fail (printf "\n\nDaemonSet %s of namespace %s redirects this cluster's pods already: it is a part of weft-control-plane, and a node takes one agent\n" .metadata.name .metadata.namespace) -}}
+{{- fail (printf "\n\nDaemonSet %s of namespace %s enrols this cluster's pods already: it is a part of weft-control-plane, and a node takes one agent\n" .metadata.name .metadata.namespace) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}

@@ -233,15 +233,15 @@ impl Facts {
         }
     }
 
-    /// The agent that serves Linkerd from this namespace, where no control plane of ours is. It is not known where this
-    /// user may not list DaemonSets.
+    /// The agent in this namespace that enrols Linkerd's pods, where no control plane of ours is. It is not known where
+    /// this user may not list DaemonSets.
     pub(super) fn agent_alone(&self) -> Option<&OtherAgent> {
         let is_here = |agent: &&OtherAgent| agent.alone_in() == Some(self.namespace.as_str());
         let is_other = matches!(self.installed(), Some(Installed::No | Installed::ByOthers));
         self.agents_for_linkerd().find(is_here).filter(|_| is_other)
     }
 
-    /// The agents that serve Linkerd, of all namespaces.
+    /// The agents that enrol Linkerd's pods, of all namespaces.
     pub(super) fn agents_for_linkerd(&self) -> impl Iterator<Item = &OtherAgent> {
         let others = self.cluster.iter().flat_map(|cluster| cluster.other_agents.iter().flatten());
         others.filter(|agent| agent.alone_in().is_some())

@@ -48,7 +48,7 @@ pub(super) fn is_ours(facts: &Facts) -> Result<Vec<Problem>, Stop> {
 /// A warning, after which the agents are checked.
 pub(super) fn agents_have_a_control_plane(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let agent = facts.agent_alone().ok_or(Stop::Skip)?;
-    let remedy = format!("{LINKERD}, `weft status -L {}` for the pods that the agents redirect", facts.namespace);
+    let remedy = format!("{LINKERD}, `weft status -L {}` for the pods that the agents enrol", facts.namespace);
     let problem = format!("{}: only the agents are checked", agent.description());
     Ok(vec![Problem::new(agent.object(), problem, remedy)])
 }

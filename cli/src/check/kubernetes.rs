@@ -189,13 +189,13 @@ pub(super) fn no_other_mesh(facts: &Facts) -> Result<Vec<Problem>, Stop> {
         Installed::ByOthers => vec![Problem::new(
             facts.named("ConfigMap", "linkerd-config"),
             "is that of another mesh, such as Linkerd: a cluster has one control plane",
-            format!("{}: how the agent alone serves Linkerd, and how Weft replaces it", docs::page("migration.md")),
+            format!("{}: how the agent alone enrols its pods, and how Weft replaces it", docs::page("migration.md")),
         )],
         _ => Vec::new(),
     })
 }
 
-/// The agent alone serves Linkerd's pods, and has to leave them before the mesh's own agents come.
+/// The agent alone enrols Linkerd's pods, and has to leave them before the mesh's own agents come.
 pub(super) fn no_other_agent(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let others = known("DaemonSets", &facts.cluster()?.other_agents)?;
     Ok(others.iter().map(|other| Problem::new(other.object(), other.problem(), other.remedy())).collect())

@@ -17,7 +17,7 @@ use crate::{
 /// The label that objects of the chart weft-agent have, and those of weft-control-plane do not.
 const ALONE: &str = "linkerd.io/cni-resource";
 
-/// Whether a DaemonSet of Weft's agent serves Linkerd, without a control plane of Weft.
+/// Whether a DaemonSet of Weft's agent enrols Linkerd's pods, without a control plane of Weft.
 pub(super) fn is_alone(daemon_set: &impl ResourceExt) -> bool {
     daemon_set.labels().contains_key(ALONE)
 }
@@ -29,7 +29,7 @@ pub(crate) struct OtherAgent {
     name: String,
     /// Its release, if helm installed it.
     release: Option<String>,
-    /// Whether it serves Linkerd, without a control plane of Weft.
+    /// Whether it enrols Linkerd's pods, without a control plane of Weft.
     is_alone: bool,
 }
 
@@ -63,7 +63,7 @@ impl OtherAgent {
         format!("DaemonSet {}/{}", self.namespace, self.name)
     }
 
-    /// Its namespace, if it serves Linkerd, without a control plane of Weft.
+    /// Its namespace, if it enrols Linkerd's pods, without a control plane of Weft.
     pub(crate) fn alone_in(&self) -> Option<&str> {
         self.is_alone.then_some(self.namespace.as_str())
     }
@@ -133,7 +133,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_remedy_does_not_begin_with_the_removal_of_an_agent_that_serves_linkerd() {
+    fn the_remedy_does_not_begin_with_the_removal_of_an_agent_that_enrols_linkerds_pods() {
         let remedy = alone().remedy();
         let place = |part: &str| remedy.find(part).unwrap_or_else(|| panic!("{remedy}"));
         assert!(place("cniEnabled=false") < place("restart"));

@@ -84,7 +84,7 @@ fn nodes_without_agent(mesh: &Mesh, found: &mut Vec<Problem>) {
 /// those with meshed pods.
 pub(crate) fn without_agent(nodes: &[Node], mesh: &Mesh) -> Vec<String> {
     let with: BTreeSet<&str> = mesh.agents.iter().map(Agent::node).collect();
-    let meshed = mesh.meshed.iter().flatten().filter(|pod| !pods::is_over(pod) && mesh.serves(pod));
+    let meshed = mesh.meshed.iter().flatten().filter(|pod| !pods::is_over(pod) && mesh.enrols(pod));
     let meshed: BTreeSet<&str> = meshed.map(pods::node).collect();
     let linux = |node: &&Node| node.labels().get("kubernetes.io/os").is_none_or(|os| os == "linux");
     let selected = |node: &Node| mesh.daemon_set.iter().flatten().any(|daemon_set| is_selected(daemon_set, node));
@@ -271,7 +271,7 @@ pub(super) fn not_enrolled(row: &PodRow) -> Option<Problem> {
         State::Enrolled | State::Leaving | State::Unknown => None,
         State::Unserved if row.proxy_ready => None,
         State::Unserved => {
-            let remedy = "if its node is to redirect it, name its control plane in controllerNamespace";
+            let remedy = "to have it enrolled, add its control plane's namespace to controllerNamespace";
             Some(Problem::new(object, format!("its proxy is not ready, and {}", row.reason), remedy))
         }
         State::Pending => {
@@ -427,15 +427,15 @@ mod tests {
         let mut mesh = mesh(Vec::new(), Vec::new());
         (mesh.daemon_set, mesh.lease) = (Ok(None), Ok(None));
         check(&Report::of_cluster(&mesh, &[], now()), &[("DaemonSet linkerd/weft-agent", "does not exist")]);
-        for (elsewhere, object, serves, remedy) in [
+        for (elsewhere, object, whose, remedy) in [
             (alone(), "DaemonSet linkerd-cni/linkerd-cni", "alone, for Linkerd", "weft status -L linkerd-cni"),
             (of_mesh("mesh"), "DaemonSet mesh/weft-agent", "another control plane", "weft status -L mesh"),
         ] {
             let report = Report::of_cluster(&mesh, std::slice::from_ref(&elsewhere), now());
-            check(&report, &[(object, serves)]);
+            check(&report, &[(object, whose)]);
             assert_eq!(report.problems[0].remedy, remedy);
             mesh.deployments = Ok(Vec::new());
-            check(&Report::of_cluster(&mesh, &[elsewhere], now()), &[(object, serves)]);
+            check(&Report::of_cluster(&mesh, &[elsewhere], now()), &[(object, whose)]);
         }
     }
 

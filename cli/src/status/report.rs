@@ -217,7 +217,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_pod_whose_control_plane_the_agents_do_not_name_is_a_problem_only_while_it_is_not_ready() {
+    fn a_pod_that_the_agents_do_not_enrol_is_a_problem_only_while_it_is_not_ready() {
         let of = |name: &str, control_plane: &str| {
             let mut pod = meshed(name, "a", true);
             pod.metadata.labels = Some([(labels::CONTROL_PLANE_NS.to_owned(), control_plane.to_owned())].into());
@@ -225,7 +225,7 @@ pub(super) mod tests {
         };
         let mut waiting = of("waiting", "another");
         waiting.status.as_mut().unwrap().init_container_statuses.as_mut().unwrap()[0].ready = false;
-        let pods = vec![of("served", "linkerd-edge"), of("unserved", "another"), waiting];
+        let pods = vec![of("named", "linkerd-edge"), of("unnamed", "another"), waiting];
         let mut mesh = mesh(vec![agent("a", Ok(status(Vec::new())))], pods);
         let run_with = |mesh: &mut Mesh, arguments: &[&str]| {
             let spec = json!({"containers": [{"name": "agent", "args": arguments}]});
@@ -233,7 +233,7 @@ pub(super) mod tests {
             daemon_set.spec.template.spec = Some(serde_json::from_value(spec).unwrap());
         };
         let named = "--controller-namespace=linkerd,linkerd-edge";
-        // Agents that have the kernel enrol proxies by their user redirect pods that they do not know.
+        // The kernel enrols proxies by their user, whatever their control plane.
         run_with(&mut mesh, &["run", named]);
         let states: Vec<_> = pod_rows(&mesh).iter().map(|pod| pod.state).collect();
         assert_eq!(states, [State::Missing; 3]);
@@ -244,7 +244,7 @@ pub(super) mod tests {
         let reason = &report.pods[1].reason;
         assert!(reason.contains("namespace another") && reason.contains("controllerNamespace"), "{reason}");
         let problems: Vec<_> = report.problems.iter().map(|problem| problem.object.as_str()).collect();
-        assert_eq!(problems, ["Pod shop/served", "Pod shop/waiting"], "one may wait for its node for ever");
+        assert_eq!(problems, ["Pod shop/named", "Pod shop/waiting"], "one may wait for its node for ever");
     }
 
     #[test]

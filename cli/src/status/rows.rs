@@ -106,7 +106,7 @@ pub(super) enum State {
     Missing,
     /// There is no agent that could know it.
     Unknown,
-    /// The agents do not redirect pods of its control plane.
+    /// The agents do not enrol pods of its control plane.
     Unserved,
 }
 
@@ -140,7 +140,7 @@ impl State {
 pub(super) fn pod_rows(mesh: &Mesh) -> Vec<PodRow> {
     let enrolments = Enrolments::of(&mesh.agents);
     let here = |pod: &&Pod| !pods::is_over(pod);
-    let row = |pod: &Pod| pod_row(pod, &enrolments, mesh.serves(pod));
+    let row = |pod: &Pod| pod_row(pod, &enrolments, mesh.enrols(pod));
     let mut rows: Vec<_> = mesh.meshed.iter().flatten().filter(here).map(row).collect();
     rows.sort_by(|one, other| (&one.namespace, &one.name).cmp(&(&other.namespace, &other.name)));
     rows
@@ -204,12 +204,12 @@ impl<'a> Enrolments<'a> {
     }
 }
 
-fn pod_row(pod: &Pod, enrolments: &Enrolments<'_>, is_served: bool) -> PodRow {
+fn pod_row(pod: &Pod, enrolments: &Enrolments<'_>, is_wanted: bool) -> PodRow {
     let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
     let known = enrolments.pods.get(&(namespace.as_str(), name.as_str())).copied();
     let node = pods::node(pod);
     let unknown = match enrolments.nodes.contains(&node) {
-        _ if !is_served => State::Unserved,
+        _ if !is_wanted => State::Unserved,
         true => State::Missing,
         false => State::Unknown,
     };

@@ -51,7 +51,7 @@ pub(super) fn network_validator_succeeds(world: &mut World) {
     is_shown(world);
 
     if let Some(migration) = &mut migration {
-        control_planes::named_ones_are_served_and_others_left_alone(world, NAMESPACE);
+        control_planes::named_ones_are_enrolled_and_others_left_alone(world, NAMESPACE);
         migration.there_and_back(world);
         migration.begin("the agent is removed");
     }

@@ -1,4 +1,4 @@
-//! Pods of three control planes on one node: the agent alone redirects those of the two that the chart's value names,
+//! Pods of three control planes on one node: the agent alone enrols those of the two that the chart's value names,
 //! each by its own rules, and leaves those of the third to their rules of `linkerd-init`, although their proxy has the
 //! same user and port.
 //!
@@ -84,7 +84,7 @@ pub(super) fn start(world: &World, agents: &str) {
     world.cluster.apply(&json!({"apiVersion": "v1", "kind": "List", "items": pods}).to_string()).unwrap();
 }
 
-pub(super) fn named_ones_are_served_and_others_left_alone(world: &World, agents: &str) {
+pub(super) fn named_ones_are_enrolled_and_others_left_alone(world: &World, agents: &str) {
     // A ready pod's proxy listens: what the kernel does by itself then, it has done.
     let ready = ["wait", "pods", "--all", "--for=condition=Ready", "--timeout=90s"];
     world.cluster.kubectl(&[&["-n", NAMESPACE], &ready[..]].concat()).unwrap();

@@ -80,7 +80,7 @@ const CHECKS: [Check; 47] = [
     ("without the CRDs the chart refuses and names them", Needs::Cluster, bad_input::missing_crds),
     ("a chart without its values refuses and names them", Needs::Cluster, bad_input::missing_values),
     (
-        "the agent alone redirects pods of Linkerd, which come and leave under load",
+        "the agent alone enrols pods of Linkerd, which come and leave under load",
         Needs::Cluster,
         agent_only::network_validator_succeeds,
     ),

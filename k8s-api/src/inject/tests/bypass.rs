@@ -158,7 +158,7 @@ fn only_the_control_planes_own_pods_skip_the_api_server_where_no_bypass_is_allow
         let redirection = Redirection::of(&pod, &unknown).unwrap();
         assert_eq!(redirection.skip_outbound_ports.to_string(), "4567-4568", "{namespace}");
         assert_eq!(redirection.forbidden.len(), 1, "{namespace}");
-        // Of an agent that serves several control planes.
+        // Of an agent that enrols pods of several control planes.
         pod.metadata.namespace = Some("linkerd-edge".to_owned());
         let redirection = Redirection::of(&pod, &defaults).unwrap();
         assert_eq!(redirection.skip_outbound_ports.to_string(), "443,6443");
