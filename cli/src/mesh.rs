@@ -114,20 +114,25 @@ impl Mesh {
         self.daemon_set.iter().flatten().any(other_agent::is_alone)
     }
 
-    /// Whether this pod is to be enrolled, according to the agents' arguments. Pods of control planes that these do not
-    /// name are left alone where the kernel enrols none by itself.
-    pub(crate) fn enrols(&self, pod: &Pod) -> bool {
+    /// Whether a pod is to be enrolled, according to the agents' arguments, which are read once for all pods. Pods of
+    /// control planes that these do not name are left alone where the kernel enrols none by itself.
+    pub(crate) fn enrols(&self) -> impl Fn(&Pod) -> bool {
+        let control_planes = self.enrolled_control_planes();
+        move |pod: &Pod| {
+            let of_pod = pod.labels().get(labels::CONTROL_PLANE_NS);
+            let is_of = |namespace: &&str| of_pod.is_some_and(|of_pod| of_pod == namespace);
+            control_planes.as_ref().is_none_or(|namespaces| namespaces.iter().any(is_of))
+        }
+    }
+
+    /// The namespaces of the control planes whose pods are enrolled; `None` if those of any are.
+    fn enrolled_control_planes(&self) -> Option<Vec<&str>> {
         const NAMED: &str = "--controller-namespace=";
         const LEAVES_ALONE: &str = "--no-self-enrol";
-        let spec = self.daemon_set.iter().flatten().find_map(|daemon_set| daemon_set.spec.template.spec.as_ref());
-        let containers = spec.into_iter().flat_map(|spec| &spec.containers);
-        let arguments: Vec<_> = containers.flat_map(|container| container.args.iter().flatten()).collect();
-        let Some(named) = arguments.iter().find_map(|argument| argument.strip_prefix(NAMED)) else { return true };
-        if !arguments.iter().any(|argument| *argument == LEAVES_ALONE) {
-            return true;
-        }
-        let of_pod = pod.labels().get(labels::CONTROL_PLANE_NS);
-        named.split(',').any(|namespace| of_pod.is_some_and(|of_pod| of_pod == namespace))
+        let spec = self.daemon_set.iter().flatten().find_map(|daemon_set| daemon_set.spec.template.spec.as_ref())?;
+        let arguments = || spec.containers.iter().flat_map(|container| container.args.iter().flatten());
+        let named = arguments().find_map(|argument| argument.strip_prefix(NAMED))?;
+        arguments().any(|argument| argument == LEAVES_ALONE).then(|| named.split(',').collect())
     }
 
     /// The name of the agents' DaemonSet.

@@ -84,7 +84,8 @@ fn nodes_without_agent(mesh: &Mesh, found: &mut Vec<Problem>) {
 /// those with meshed pods.
 pub(crate) fn without_agent(nodes: &[Node], mesh: &Mesh) -> Vec<String> {
     let with: BTreeSet<&str> = mesh.agents.iter().map(Agent::node).collect();
-    let meshed = mesh.meshed.iter().flatten().filter(|pod| !pods::is_over(pod) && mesh.enrols(pod));
+    let enrols = mesh.enrols();
+    let meshed = mesh.meshed.iter().flatten().filter(|pod| !pods::is_over(pod) && enrols(pod));
     let meshed: BTreeSet<&str> = meshed.map(pods::node).collect();
     let linux = |node: &&Node| node.labels().get("kubernetes.io/os").is_none_or(|os| os == "linux");
     let selected = |node: &Node| mesh.daemon_set.iter().flatten().any(|daemon_set| is_selected(daemon_set, node));

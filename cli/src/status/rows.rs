@@ -138,9 +138,9 @@ impl State {
 
 /// One row for each pod with a proxy, in the order of their names.
 pub(super) fn pod_rows(mesh: &Mesh) -> Vec<PodRow> {
-    let enrolments = Enrolments::of(&mesh.agents);
+    let (enrolments, enrols) = (Enrolments::of(&mesh.agents), mesh.enrols());
     let here = |pod: &&Pod| !pods::is_over(pod);
-    let row = |pod: &Pod| pod_row(pod, &enrolments, mesh.enrols(pod));
+    let row = |pod: &Pod| pod_row(pod, &enrolments, enrols(pod));
     let mut rows: Vec<_> = mesh.meshed.iter().flatten().filter(here).map(row).collect();
     rows.sort_by(|one, other| (&one.namespace, &one.name).cmp(&(&other.namespace, &other.name)));
     rows
