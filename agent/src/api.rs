@@ -11,7 +11,7 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio_stream::{Stream, StreamExt, wrappers::BroadcastStream, wrappers::errors::BroadcastStreamRecvError};
 use tonic::{Request, Response, Status};
 use weft_ebpf_abi::verdict::{Direction, Verdict};
@@ -42,16 +42,11 @@ use crate::{
     trace::{Broadcaster, Filter, api_direction},
 };
 
-/// Enrolments by this API in progress at a time: four query their namespaces ([`ScanSlots`]), one writes to the
-/// kernel, which only one can do, and others are on their way between the two. On a Kubernetes node, the scans alone
-/// limit them.
-const ENROLMENTS: usize = 8;
-
 /// Enrols and withdraws pods.
 pub(crate) struct Pods {
     datapath: Handle,
-    enrolments: Semaphore,
-    /// Of network namespaces, by their paths.
+    /// Of network namespaces, by their paths. As on a Kubernetes node, nothing else limits enrolments in progress:
+    /// those of pods whose scans take long would use up such a limit while they wait for each other.
     scans: ScanSlots<PathBuf>,
 }
 
@@ -83,7 +78,7 @@ pub(crate) struct KubernetesNode {
 
 impl Pods {
     pub(crate) fn new(datapath: Handle) -> Self {
-        Self { datapath, enrolments: Semaphore::new(ENROLMENTS), scans: ScanSlots::default() }
+        Self { datapath, scans: ScanSlots::default() }
     }
 }
 
@@ -94,14 +89,12 @@ impl pods_server::Pods for Pods {
         let path = request::netns_path(&request).map_err(invalid)?;
         let mut rules = request::rules(request).and_then(Rules::new).map_err(invalid)?;
         let pod = rules.pod.clone();
-        let turn = self.enrolments.acquire().await.map_err(|_| Status::unavailable("the agent ends"))?;
         let (cookies, netns_path) = (self.datapath.facts().cookies.clone(), path.clone());
         let proxy_uid = rules.proxy_uid;
         let scanned = self.scans.run(&path, move |_| Netns::open(&netns_path, &cookies, proxy_uid)).await;
         let netns = scanned.map_err(|error| Status::internal(error.to_string()))?.map_err(no_netns)?;
         rules.add_addresses(&netns.addresses);
         let done = self.datapath.enrol(netns, rules).await.map_err(refused)?;
-        drop(turn);
         tracing::info!(
             namespace = pod.namespace, pod = pod.name, netns = %path.display(), netns_cookie = done.cookie,
             generation = done.generation, "pod enrolled"
@@ -312,12 +305,18 @@ fn no_netns(error: NetnsError) -> Status {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{pin::pin, sync::mpsc, time::Duration};
 
+    use futures::FutureExt as _;
+    use tonic::Code;
     use weft_k8s_api::inject::InjectError;
+    use weft_proto::agent::pods_server::Pods as _;
 
     use super::*;
-    use crate::kubernetes::Enrolment;
+    use crate::{
+        datapath::{fake::FakeKernel, scans::tests::work_for_long},
+        kubernetes::Enrolment,
+    };
 
     fn enrolled(name: &str, cookie: u64) -> Enrolled {
         Enrolled {
@@ -370,6 +369,28 @@ mod tests {
                 row("refused", "uid-refused", PodState::Refused, false),
             ]
         );
+    }
+
+    #[tokio::test]
+    async fn enrolments_that_wait_for_long_scans_delay_no_other_pod() {
+        let enrolment = |netns: &str| {
+            let (pod, ips) = (PodRef { namespace: "shop".into(), name: "web-0".into() }, vec!["10.0.0.7".into()]);
+            Request::new(EnrolRequest { pod: Some(pod), netns_path: netns.into(), ips, ..EnrolRequest::default() })
+        };
+        let (api, large) = (Pods::new(FakeKernel::default().spawn()), PathBuf::from("/nowhere/large"));
+        api.scans.run(&large, |_| work_for_long()).await.unwrap();
+        let (end, ended) = mpsc::channel::<()>();
+        let mut scan = pin!(api.scans.run(&large, move |_| ended.recv()));
+        assert!(scan.as_mut().now_or_never().is_none());
+        let mut waiting: Vec<_> = (0..64).map(|_| api.enrol(enrolment("/nowhere/large"))).collect();
+        assert!(waiting.iter_mut().all(|enrolment| enrolment.now_or_never().is_none()));
+        let other = tokio::time::timeout(Duration::from_secs(20), api.enrol(enrolment("/nowhere/other")));
+        assert_eq!(other.await.unwrap().unwrap_err().code(), Code::NotFound);
+        drop(end);
+        assert!(scan.await.unwrap().is_err());
+        for enrolment in waiting {
+            assert_eq!(enrolment.await.unwrap_err().code(), Code::NotFound);
+        }
     }
 
     #[test]
