@@ -69,6 +69,16 @@ struct Sockets {
     tap: Option<StdListener>,
 }
 
+/// Clients of the control plane and of the collector of spans, which connect at their first request.
+struct Clients {
+    /// `None` if certificates do not come from a controller.
+    identity: Option<ControlClient>,
+    policy: ControlClient,
+    destination: ControlClient,
+    /// `None` if spans are not exported.
+    collector: Option<ControlClient>,
+}
+
 /// What the process writes; kept until it ends.
 struct Logs {
     log: Log,
@@ -131,28 +141,19 @@ fn bind(config: &Config, open_files: Option<u64>) -> anyhow::Result<Sockets> {
     Ok(Sockets { outbound, inbound, limit, admin, tap })
 }
 
+/// Starts all tasks, and drains connections when the process is to end.
 async fn supervise(
     config: Config,
     logs: &Logs,
     sockets: Sockets,
     bootstrap: identity::Bootstrap,
 ) -> anyhow::Result<()> {
-    let Logs { log, access_log, access_lines } = logs;
     let registry = Metrics::new();
-    let metrics = registry.register(ProxyMetrics::register);
-    let control_metrics = registry.register(ControlMetrics::register);
-    let trace_metrics = registry.register(TraceMetrics::register);
-    registry.register(build_info::register);
-    log.lines.register(&registry);
-    if let Some(lines) = access_lines {
-        let help = "Lines of the access log that were dropped because standard error was not read fast enough";
-        lines.register_as(&registry, "weft_access_log_lines_dropped", help);
-    }
+    let (metrics, control_metrics, trace_metrics) = register_metrics(&registry, logs);
     let readiness = Readiness::new();
     let identity_gate = readiness.gate("identity");
     let (credentials_tx, credentials) = watch::channel(None);
     let (drain, watch) = Drain::new();
-    let grace_period = config.shutdown_grace_period;
     let (tracing, spans) = config.trace.as_ref().map(|_| trace::channel(&trace_metrics)).unzip();
     let shared = Arc::new(Shared {
         config,
@@ -162,36 +163,22 @@ async fn supervise(
         taps: Arc::default(),
         tracing: tracing.unwrap_or_default(),
         windows: Arc::default(),
-        access_log: access_log.clone(),
+        access_log: logs.access_log.clone(),
         control: Handle::current(),
     });
     let config = &shared.config;
-    let dns = Dns::with_ttl(shared.metrics.dns_resolutions.clone(), config.dns)
-        .context("read the system's DNS configuration")?;
-    let client = |service: Service, addr: &ControlAddr, trust| {
-        let limits = config.stream_limits(addr);
-        let metrics = control_metrics.service(service, addr);
-        ControlClient::measured(addr.clone(), trust, dns.client(service.label()), limits, metrics)
-    };
-    let trusted = Trust::Credentials(shared.credentials.clone());
-    let certifier = Trust::Bootstrap(bootstrap.anchors.clone(), shared.credentials.clone());
-    let identity_client = bootstrap.controller().map(|addr| client(Service::Identity, addr, certifier));
-    let policy_client = client(Service::Policy, &config.policy.control, trusted.clone());
-    let destination_client = client(Service::Destination, &config.destination.control, trusted.clone());
-    let collector = config.trace.as_ref().zip(spans).map(|(trace, spans)| {
-        trace::Exporter::new(client(Service::Collector, &trace.collector, trusted), trace::resource(trace), spans)
-    });
+    let clients = Clients::new(&shared, &bootstrap, &control_metrics)?;
 
     let mut tasks = Tasks::new();
     let (shutdown_tx, shutdown_rx) = watch::channel(false);
     let admin_listener = tokio::net::TcpListener::from_std(sockets.admin).context("register the admin listener")?;
-    let discover = Discover::new(&shared, destination_client, policy_client.clone());
-    let policies = Policies::new(&shared, policy_client);
+    let discover = Discover::new(&shared, clients.destination, clients.policy.clone());
+    let policies = Policies::new(&shared, clients.policy);
     let port = AdminPort::new(Arc::clone(&shared), &policies);
     let admin = admin::Admin {
         registry: registry.clone(),
         readiness: readiness.clone(),
-        log: log.level.clone(),
+        log: logs.log.level.clone(),
         shutdown: shutdown_tx,
         port,
     };
@@ -200,7 +187,8 @@ async fn supervise(
         let listener = tokio::net::TcpListener::from_std(listener).context("register the tap listener")?;
         tasks.spawn("tap", tap_server::run(Arc::clone(&shared), tap.client.clone(), listener));
     }
-    if let Some(exporter) = collector {
+    if let (Some(trace), Some(collector), Some(spans)) = (&config.trace, clients.collector, spans) {
+        let exporter = trace::Exporter::new(collector, trace::resource(trace), spans);
         tasks.spawn("traces", exporter.run(shared.drain.clone()));
     }
     if config.require_redirect {
@@ -208,7 +196,7 @@ async fn supervise(
     }
     let anchors = bootstrap.anchors.clone();
     let publisher = Publisher::new(&config.identity, anchors, credentials_tx, identity_gate, &registry);
-    tasks.spawn("identity", identity::run(bootstrap, identity_client, publisher));
+    tasks.spawn("identity", identity::run(bootstrap, clients.identity, publisher));
     tasks.spawn("metrics-eviction", evict_metrics(Arc::clone(&shared)));
     tasks.spawn("identity-warning", warn_without_identity(shared.credentials.clone()));
 
@@ -228,15 +216,59 @@ async fn supervise(
 
     let ended = tasks.run_until(stop(shutdown_rx)).await;
     if ended.is_ok() {
-        tracing::info!("draining");
-        if !drain.drain(grace_period).await {
-            tracing::warn!("connections were still open when the grace period was over");
-        }
-        if tokio::time::timeout(FLUSH, shared.tracing.flush()).await.is_err() {
-            tracing::debug!("spans were left behind");
-        }
+        finish(drain, &shared).await;
     }
     ended
+}
+
+/// Registers all families of the process. Returns those that its parts update.
+fn register_metrics(registry: &Metrics, logs: &Logs) -> (ProxyMetrics, ControlMetrics, TraceMetrics) {
+    let metrics = registry.register(ProxyMetrics::register);
+    let control_metrics = registry.register(ControlMetrics::register);
+    let trace_metrics = registry.register(TraceMetrics::register);
+    registry.register(build_info::register);
+    logs.log.lines.register(registry);
+    if let Some(lines) = &logs.access_lines {
+        let help = "Lines of the access log that were dropped because standard error was not read fast enough";
+        lines.register_as(registry, "weft_access_log_lines_dropped", help);
+    }
+    (metrics, control_metrics, trace_metrics)
+}
+
+impl Clients {
+    /// Creates the clients that the settings ask for.
+    ///
+    /// # Errors
+    /// When the system's DNS configuration cannot be read.
+    fn new(shared: &Shared, bootstrap: &identity::Bootstrap, metrics: &ControlMetrics) -> anyhow::Result<Self> {
+        let config = &shared.config;
+        let dns = Dns::with_ttl(shared.metrics.dns_resolutions.clone(), config.dns)
+            .context("read the system's DNS configuration")?;
+        let client = |service: Service, addr: &ControlAddr, trust| {
+            let limits = config.stream_limits(addr);
+            let metrics = metrics.service(service, addr);
+            ControlClient::measured(addr.clone(), trust, dns.client(service.label()), limits, metrics)
+        };
+        let trusted = Trust::Credentials(shared.credentials.clone());
+        let certifier = Trust::Bootstrap(bootstrap.anchors.clone(), shared.credentials.clone());
+        Ok(Self {
+            identity: bootstrap.controller().map(|addr| client(Service::Identity, addr, certifier)),
+            policy: client(Service::Policy, &config.policy.control, trusted.clone()),
+            destination: client(Service::Destination, &config.destination.control, trusted.clone()),
+            collector: config.trace.as_ref().map(|trace| client(Service::Collector, &trace.collector, trusted)),
+        })
+    }
+}
+
+/// Lets connections end, and exports the last spans.
+async fn finish(drain: Drain, shared: &Shared) {
+    tracing::info!("draining");
+    if !drain.drain(shared.config.shutdown_grace_period).await {
+        tracing::warn!("connections were still open when the grace period was over");
+    }
+    if tokio::time::timeout(FLUSH, shared.tracing.flush()).await.is_err() {
+        tracing::debug!("spans were left behind");
+    }
 }
 
 async fn stop(mut shutdown: watch::Receiver<bool>) {
