@@ -123,7 +123,7 @@ impl Locator {
         }
         for Process { start_ticks, pid } in processes {
             let path = self.proc.join(pid.to_string()).join("ns/net");
-            let Some(file) = ended_is_none(&path, File::open(&path))? else { continue };
+            let Some(file) = self.of_process(pid, &path, File::open(&path))? else { continue };
             let inode = file.metadata().map_err(|source| reading(&path, source))?.ino();
             // Helpers of the runtime, and a container that has not entered its namespaces yet.
             if inode == self.host_netns {
@@ -228,14 +228,23 @@ impl Locator {
         let ended = || LocateError::Ended { pid };
         let users = process.join("ns/user");
         // A process that is entering its namespaces enters the network's before the user's.
-        if user_namespace && ended_is_none(&users, fs::metadata(&users))?.ok_or_else(ended)?.ino() == self.host_users {
-            return Err(unmapped);
+        if user_namespace {
+            let users = self.of_process(pid, &users, fs::metadata(&users))?.ok_or_else(ended)?;
+            if users.ino() == self.host_users {
+                return Err(unmapped);
+            }
         }
         // Also for a pod without `hostUsers: false`: some runtimes map the users of every pod. The host's map changes
         // nothing.
         let path = process.join(map);
-        let map = ended_is_none(&path, fs::read_to_string(&path))?.ok_or_else(ended)?;
+        let map = self.of_process(pid, &path, fs::read_to_string(&path))?.ok_or_else(ended)?;
         map_id(&map, in_pod).ok_or(unmapped)
+    }
+
+    /// `None` if the process has ended in between. While it disappears, the kernel denies access to its namespaces, and
+    /// calls a read of its `uid_map` invalid.
+    fn of_process<T>(&self, pid: u32, path: &Path, result: io::Result<T>) -> Result<Option<T>, LocateError> {
+        ended_is_none(path, result).or_else(|error| if self.start_ticks(pid).is_none() { Ok(None) } else { Err(error) })
     }
 }
 
@@ -317,6 +326,9 @@ fn age(start_ticks: u64) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd as _;
+
+    use rustix::fs::{Mode, OFlags};
     use weft_k8s_api::inject::RedirectionDefaults;
 
     use super::*;
@@ -369,6 +381,32 @@ mod tests {
             fs::write(pod.join(container).join("cgroup.procs"), "0\n4711\n").unwrap();
             assert_eq!(locator.pids_by_cgroup("11-22").unwrap(), [4711], "{container}");
             assert_eq!(locator.pids_by_cgroup("11-23").unwrap(), [0; 0], "another pod");
+        }
+    }
+
+    /// The files of a process are found before it ends, and read after that.
+    #[test]
+    fn a_process_that_ends_while_its_files_are_looked_up_is_not_an_error() {
+        let locator = Locator::new(AttachPoint::given("/sys/fs/cgroup".into()), Cookies::Kernel).unwrap();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let (pid, process) = (child.id(), PathBuf::from("/proc").join(child.id().to_string()));
+        let found = |name: &str| rustix::fs::open(process.join(name), OFlags::PATH | OFlags::NOFOLLOW, Mode::empty());
+        let (namespace, map) = (found("ns/net").unwrap(), found("uid_map").unwrap());
+        let read = || {
+            let namespace = rustix::fs::readlinkat(&namespace, "", Vec::new()).map_err(io::Error::from);
+            let map = fs::read_to_string(format!("/proc/self/fd/{}", map.as_raw_fd()));
+            [("ns/net", namespace.map(drop)), ("uid_map", map.map(drop))]
+        };
+        for (name, result) in read() {
+            assert!(locator.of_process(pid, &process.join(name), result).unwrap().is_some(), "{name}");
+        }
+        let denied = Err(io::Error::from_raw_os_error(libc::EACCES));
+        assert!(locator.of_process::<()>(pid, &process, denied).is_err(), "it is there");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        for ((name, result), errno) in read().into_iter().zip([libc::EACCES, libc::EINVAL]) {
+            assert_eq!(result.as_ref().unwrap_err().raw_os_error(), Some(errno), "{name}");
+            assert!(locator.of_process(pid, &process.join(name), result).unwrap().is_none(), "{name}");
         }
     }
 
