@@ -107,6 +107,13 @@ pub fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
+/// git in a checkout. It may belong to another user than root, who runs this in CI.
+pub fn git(checkout: &Path) -> Command {
+    let mut git = Command::new("git");
+    git.args(["-c", "safe.directory=*"]).current_dir(checkout);
+    git
+}
+
 /// Whether this process may load programs and create namespaces, according to its effective user.
 pub fn is_root() -> bool {
     use std::os::unix::fs::MetadataExt;

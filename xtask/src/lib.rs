@@ -2,9 +2,9 @@
 //!
 //! Everything that a person or a machine does to this repository goes through here, so that the two commands of the
 //! README are the whole set-up: [`setup`] installs what is missing, [`ebpf`] builds the kernel programs, [`demo`],
-//! [`mod@test`] and [`mod@bench`] build and run, [`lint`] checks. Clusters, other kernels, images and bare machines are
-//! a program of their own, which [`lab`] builds when it is asked for and which uses this library. It shells out and
-//! depends on none of our packages, so it builds fast and works when they do not compile.
+//! [`mod@test`], [`upgrade`] and [`mod@bench`] build and run, [`lint`] checks. Clusters, other kernels, images and bare
+//! machines are a program of their own, which [`lab`] builds when it is asked for and which uses this library. It
+//! shells out and depends on none of our packages, so it builds fast and works when they do not compile.
 
 #![expect(
     clippy::print_stdout,
@@ -21,8 +21,10 @@ pub mod ebpf;
 mod fuzz;
 mod lab;
 mod lint;
+mod previous;
 pub mod setup;
 mod test;
+mod upgrade;
 pub mod workspace;
 
 use std::{ffi::OsString, process::ExitCode};
@@ -41,6 +43,7 @@ use clap::{CommandFactory, Parser, Subcommand};
   cargo xtask demo --json               the same; the last line of standard output is one JSON object
   cargo xtask test                      unit tests, then tests against the real kernel
   cargo xtask test unit -- verdict      unit tests whose name contains \"verdict\", without root
+  cargo xtask upgrade --from v0.1.0     back to an earlier version and up again, in a cluster, under load
   cargo xtask bench interception        direct, iptables and eBPF side by side
   cargo xtask bench control-plane       a real API server, thousands of objects, thousands of proxies' streams
   cargo xtask bench viz                 weft-viz and the metrics of 1,000 pods
@@ -69,6 +72,8 @@ enum Command {
     Demo(demo::Args),
     /// Run the tests
     Test(test::Args),
+    /// Upgrade a mesh from an earlier revision and take it back, in a cluster, while requests run
+    Upgrade(upgrade::Args),
     /// Boot older and newer kernels and run the agent's datapath test on each
     #[command(disable_help_flag = true)]
     Kernels(lab::Args),
@@ -129,6 +134,7 @@ fn run(command: Command) -> Result<()> {
         Command::Ebpf(args) => ebpf::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Test(args) => test::run(&args),
+        Command::Upgrade(args) => upgrade::run(&args),
         Command::Kernels(args) => lab::run("kernels", &args),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Bench(args) => bench::run(&args),

@@ -28,6 +28,7 @@ use crate::{
     command::{self, step},
     ebpf,
     lab::Lab,
+    previous::Previous,
     setup::{self, Scope, packages},
     workspace::{Workspace, text},
 };
@@ -69,6 +70,8 @@ const ERROR_BACKTRACE: &str = "RUST_LIB_BACKTRACE";
   cargo xtask test netns -- websocket     tests against the kernel whose name contains \"websocket\"
   cargo xtask test netns -- --list        their names
   cargo xtask test cluster                tests against Kubernetes: brings clusters up and down by itself
+  cargo xtask test cluster --previous ~/.cache/weft/upgrade/dist -- \"an earlier version\"
+                                          an upgrade, with what the last `cargo xtask upgrade` built
   KUBECONFIG=~/.kube/config cargo xtask test cluster
                                           the same tests in a cluster of yours that may be installed into and has
                                           the images, or gets them by `kind load`")]
@@ -79,6 +82,9 @@ pub(crate) struct Args {
     /// Leave the clusters running, to look at what a test left in them
     #[arg(long)]
     keep: bool,
+    /// Images and charts of an earlier version, for the check that upgrades from it in a cluster
+    #[arg(long, value_name = "DIRECTORY", value_parser = Previous::parse)]
+    previous: Option<Previous>,
     /// Arguments for the test programs: a part of a name, --exact, --nocapture, --list
     #[arg(last = true, value_name = "FILTER")]
     filter: Vec<String>,
@@ -157,6 +163,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         });
         levels.result()
     })
+}
+
+/// Runs the checks in a cluster whose names contain `filter`, with an earlier version to upgrade from.
+pub(crate) fn upgrade_from(previous: Previous, filter: &str, keep: bool) -> Result<()> {
+    run(&Args { level: Level::Cluster, keep, previous: Some(previous), filter: vec![filter.to_owned()] })
 }
 
 fn join<T>(thread: ScopedJoinHandle<'_, T>) -> T {
@@ -276,34 +287,41 @@ fn on_cluster(
     output: Output,
 ) -> Result<()> {
     let selection = tests_on(workspace, Ground::Cluster);
+    let of_previous: Vec<_> = args.previous.iter().map(Previous::variable).collect();
     if let Some(kubeconfig) = std::env::var_os("KUBECONFIG") {
         step(&format!("tests in the cluster of {}", kubeconfig.display()));
-        load_images(lab)?;
+        load_images(lab, args.previous.as_ref())?;
         // kubectl is its owner's; what else the documents use may be missing.
         let directories = command::output(&mut lab.command(&["kube", "tools", "helm", "step", "promtool"]))?;
         let path = std::env::var_os("PATH").unwrap_or_default();
         let path = std::env::join_paths(std::env::split_paths(&path).chain(directories.lines().map(PathBuf::from)))?;
         let path = ("PATH", path.to_string_lossy().into_owned());
-        return cargo_test(workspace, &selection, args, &[environment, &[path]].concat(), output);
+        return cargo_test(workspace, &selection, args, &[environment, &of_previous[..], &[path]].concat(), output);
     }
     step("tests in a Kubernetes cluster");
     // As many nodes as production has replicas; what passes between nodes is tested, too.
-    in_cluster(lab, "test", &["--no-build", "--nodes", "3"], args, |of_cluster| {
+    let mut kind = vec!["--no-build", "--nodes", "3"];
+    kind.extend(args.previous.iter().flat_map(Previous::images).flat_map(|archive| ["--load", archive.as_str()]));
+    in_cluster(lab, "test", &kind, args, |of_cluster| {
         let require_all = (REQUIRE_ALL.0, REQUIRE_ALL.1.to_owned());
-        cargo_test(workspace, &selection, args, &[environment, of_cluster, &[require_all]].concat(), output)
+        let environment = [environment, of_cluster, &of_previous[..], &[require_all]].concat();
+        cargo_test(workspace, &selection, args, &environment, output)
     })
 }
 
 /// Gives a cluster of kind our images; another one has them already, or a registry from which it gets them.
-fn load_images(lab: &Lab) -> Result<()> {
+fn load_images(lab: &Lab, previous: Option<&Previous>) -> Result<()> {
     let context = command::output(Command::new("kubectl").args(["config", "current-context"]))?;
     let context = context.trim();
     let Some(name) = context.strip_prefix("kind-") else {
         step(&format!("the context {context} is not kind's: its nodes must have the images of `cargo xtask dist`"));
+        if let Some(previous) = previous {
+            step(&format!("and these: {}", previous.images().join(" ")));
+        }
         return Ok(());
     };
     let archives = command::output(&mut lab.command(&["dist", "--only", "images", "--no-build", "--profile", "dev"]))?;
-    for archive in archives.lines() {
+    for archive in archives.lines().chain(previous.into_iter().flat_map(Previous::images).map(String::as_str)) {
         command::run(Command::new("kind").args(["load", "image-archive", "--name", name, archive]))?;
     }
     Ok(())

@@ -4,8 +4,9 @@
 //! then the checks of the mesh, and then the tutorial's last section must leave nothing behind. They run in the order
 //! of [`CHECKS`], and a check that is run alone, with a filter, first does what it [`Needs`]. A check whose
 //! [`Requirement`] the cluster does not meet is reported as ignored, with the reason; it fails in a cluster that was
-//! made by `cargo xtask test`. Needs `KUBECONFIG`, the images of `cargo xtask dist` in the cluster, and helm, kubectl
-//! and step in PATH: `cargo xtask test cluster`.
+//! made by `cargo xtask test`. The check of an upgrade is listed where there is an earlier version
+//! (`cargo xtask upgrade`). Needs `KUBECONFIG`, the images of `cargo xtask dist` in the cluster, and helm, kubectl and
+//! step in PATH: `cargo xtask test cluster`.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "tests report on the standard streams")]
 #![expect(clippy::unwrap_used, reason = "a check ends where its expectation does")]
@@ -26,6 +27,7 @@ mod network_policy;
 mod readme;
 mod requirement;
 mod under_load;
+mod upgrade;
 mod wire;
 mod without_helm;
 mod workloads;
@@ -61,6 +63,8 @@ enum Needs {
     Workloads,
     /// The same, and a requirement.
     WorkloadsAnd(Requirement),
+    /// The mesh of the tutorial, and the artefacts of an earlier version. Without these the check is not listed.
+    EarlierVersion,
     /// The state after the tutorial has removed the mesh.
     Removal,
 }
@@ -69,14 +73,14 @@ impl Needs {
     fn requirement(self) -> Option<Requirement> {
         match self {
             Self::MeshAnd(requirement) | Self::WorkloadsAnd(requirement) => Some(requirement),
-            Self::Cluster | Self::Mesh | Self::Workloads | Self::Removal => None,
+            Self::Cluster | Self::Mesh | Self::Workloads | Self::EarlierVersion | Self::Removal => None,
         }
     }
 }
 
 type Check = (&'static str, Needs, fn(&mut World));
 
-const CHECKS: [Check; 47] = [
+const CHECKS: [Check; 48] = [
     ("without the CRDs the chart refuses and names them", Needs::Cluster, bad_input::missing_crds),
     ("a chart without its values refuses and names them", Needs::Cluster, bad_input::missing_values),
     (
@@ -176,6 +180,11 @@ const CHECKS: [Check; 47] = [
         Needs::MeshAnd(Requirement::Nodes(REPLICAS)),
         under_load::highly_available,
     ),
+    (
+        "an upgrade from an earlier version and the way back fail no request",
+        Needs::EarlierVersion,
+        upgrade::there_and_back,
+    ),
     ("weft check has nothing to say", Needs::Mesh, check_is_content),
     ("the tutorial's end", Needs::Mesh, tutorial_end),
     ("nothing is left", Needs::Removal, nothing_is_left),
@@ -188,7 +197,8 @@ const CHECKS: [Check; 47] = [
 
 fn main() -> ExitCode {
     let world = Arc::new(Mutex::new(None));
-    let trials = CHECKS.iter().map(|check| trial(&world, check)).collect();
+    let is_listed = |&&(_, needs, _): &&Check| needs != Needs::EarlierVersion || upgrade::artefacts().is_some();
+    let trials = CHECKS.iter().filter(is_listed).map(|check| trial(&world, check)).collect();
     let conclusion = libtest_mimic::run(&Arguments { test_threads: Some(1), ..Arguments::from_args() }, trials);
     let world = world.lock().unwrap_or_else(PoisonError::into_inner).take();
     // A filter may exclude the checks that remove the mesh. After a failure it stays, for inspection.
@@ -217,7 +227,7 @@ fn trial(world: &Arc<Mutex<Option<World>>>, &(name, needs, check): &Check) -> Tr
         }
         match needs {
             Needs::Cluster => {}
-            Needs::Mesh | Needs::MeshAnd(_) => world.install()?,
+            Needs::Mesh | Needs::MeshAnd(_) | Needs::EarlierVersion => world.install()?,
             Needs::Workloads | Needs::WorkloadsAnd(_) => {
                 world.install()?;
                 world.start_workloads()?;

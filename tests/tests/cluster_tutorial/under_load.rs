@@ -21,7 +21,7 @@ const AFTER: Duration = Duration::from_secs(3);
 const AT_MOST: &str = "15m";
 
 /// Runs requests through all three services while `happens` happens; none may fail.
-fn under_load(world: &mut World, happens: impl FnOnce(&mut World)) {
+pub(super) fn under_load(world: &mut World, happens: impl FnOnce(&mut World)) {
     let client = world.client(SHOP);
     let start = |world: &World, more: &[&str]| -> Load {
         let arguments = ["http1", "--target", "web.shop:80", "--until-eof", "--duration", AT_MOST];
@@ -69,14 +69,7 @@ pub(super) fn leader_deleted_by_force(world: &mut World) {
         let wanted = replicas.to_string();
         world.cluster.kubectl(&["-n", MESH, "scale", "deploy/linkerd-destination", "--replicas", &wanted]).unwrap();
         world.cluster.rolled_out(MESH, "deploy/linkerd-destination").unwrap();
-        // A rollout does not wait for terminating pods, which may still take a lease and release it.
-        let settled = world.cluster.until(Duration::from_secs(60), |cluster| {
-            let selector = "linkerd.io/control-plane-component=destination";
-            let names = cluster.kubectl(&["-n", MESH, "get", "pods", "-l", selector, "-o", "name"])?;
-            anyhow::ensure!(names.lines().count() == replicas, "{replicas} wanted, there are:\n{names}");
-            Ok(())
-        });
-        settled.unwrap();
+        world.wait_for_pods("destination", replicas);
     };
     scale(world, 2);
     under_load(world, |world| {
@@ -138,13 +131,16 @@ pub(super) fn leader_deleted(world: &mut World) {
 }
 
 pub(super) fn application_rolled_out(world: &mut World) {
-    under_load(world, |world| {
-        let workloads = ["deploy/api", "deploy/web"];
-        world.cluster.kubectl(&[&["-n", SHOP, "rollout", "restart"], &workloads[..]].concat()).unwrap();
-        for workload in workloads {
-            world.cluster.rolled_out(SHOP, workload).unwrap();
-        }
-    });
+    under_load(world, |world| restart_application(world));
+}
+
+/// Replaces the pods that answer the load and those behind them.
+pub(super) fn restart_application(world: &World) {
+    let workloads = ["deploy/api", "deploy/web"];
+    world.cluster.kubectl(&[&["-n", SHOP, "rollout", "restart"], &workloads[..]].concat()).unwrap();
+    for workload in workloads {
+        world.cluster.rolled_out(SHOP, workload).unwrap();
+    }
 }
 
 /// With `values-ha.yaml`, every component has a replica on each of three nodes, and an upgrade, and its rollback, go

@@ -18,7 +18,7 @@ use crate::{
     kernel,
     requirement::Requirement,
     wire::Wire,
-    world::{CLIENT_ID, MESH, SHOP, World},
+    world::{CLIENT_ID, SHOP, World},
 };
 
 /// The workloads' namespace: meshed, and restricted by Pod Security.
@@ -287,12 +287,12 @@ pub(super) fn server() -> Value {
 
 /// What the containers of the examples request. Without a request a pod has the least share of a busy node that there
 /// is, and its clients give up before they are served.
-fn resources() -> Value {
+pub(super) fn resources() -> Value {
     json!({"requests": {"cpu": "50m", "memory": "16Mi"}})
 }
 
 /// Complies with the Pod Security Standard of that name.
-fn restricted(spec: &mut Value) {
+pub(super) fn restricted(spec: &mut Value) {
     spec["securityContext"] = json!({"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}});
     for kind in ["initContainers", "containers"] {
         for container in spec[kind].as_array_mut().into_iter().flatten() {
@@ -324,13 +324,7 @@ pub(super) fn dual_stack(world: &mut World) {
     apply(world, &[service("earlier"), pod("earlier")]);
     let replicas = world.upgrade_once();
     // The API server may still ask an injector that is about to end.
-    let injectors = ["-n", MESH, "pods", "-l", "linkerd.io/control-plane-component=proxy-injector"];
-    let ended = world.cluster.until(POD, |cluster| {
-        let left = cluster.get(&injectors)?["items"].as_array().map_or(0, Vec::len);
-        ensure!(left == replicas, "{left} injectors, not {replicas}");
-        Ok(())
-    });
-    ended.unwrap();
+    world.wait_for_pods("proxy-injector", replicas);
     apply(world, &[service("server"), pod("server"), pod("client")]);
     let ready = ["-n", DUAL, "wait", "pod", "--all", "--for=condition=Ready", "--timeout=120s"];
     world.cluster.kubectl(&ready).unwrap();

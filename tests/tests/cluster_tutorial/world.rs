@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
 use weft_test_kit::{check::catch, metrics::Metrics, wait::blocking::eventually};
 use weft_tests::{
@@ -177,13 +177,18 @@ impl World {
 
     /// Upgrades the control plane with settings beside those that it has, and returns the name of its release.
     pub(super) fn upgrade(&self, settings: &[&str]) -> String {
+        self.upgrade_to(CHART, settings)
+    }
+
+    /// The same, to the control plane of a chart that may be another version's.
+    fn upgrade_to(&self, chart: &str, settings: &[&str]) -> String {
         let (listed, releases) = self.helm(&["list", "-n", MESH, "-o", "json"]);
         assert!(listed, "{releases}");
         let releases: Value = serde_json::from_str(&releases).unwrap();
         let of_chart =
             |release: &&Value| release["chart"].as_str().is_some_and(|c| c.starts_with("weft-control-plane"));
         let release = releases.as_array().unwrap().iter().find(of_chart).unwrap()["name"].as_str().unwrap().to_owned();
-        let upgrade = ["upgrade", &release, CHART, "--namespace", MESH, "--reset-then-reuse-values"];
+        let upgrade = ["upgrade", &release, chart, "--namespace", MESH, "--reset-then-reuse-values"];
         let (upgraded, said) = self.helm(&[&upgrade[..], settings].concat());
         assert!(upgraded, "{said}");
         release
@@ -194,6 +199,16 @@ impl World {
         let release = self.upgrade(settings);
         self.wait_for_components();
         release
+    }
+
+    /// Moves the control plane and the agents to a chart that may be another version's, with the settings that they
+    /// have, and waits until the new pods have taken over. `replicas` are those of each component.
+    pub(super) fn move_to(&self, chart: &str, replicas: usize) {
+        self.upgrade_to(chart, &[]);
+        self.wait_for_components();
+        self.cluster.rolled_out(MESH, "ds/weft-agent").unwrap();
+        // The API server may still ask an injector that is about to end.
+        self.wait_for_pods("proxy-injector", replicas);
     }
 
     /// Upgrades the control plane, once, to addresses of both families and, on enough nodes, to the values for
@@ -219,6 +234,18 @@ impl World {
         for component in COMPONENTS {
             self.cluster.rolled_out(MESH, &format!("deploy/linkerd-{component}")).unwrap();
         }
+    }
+
+    /// Waits until a component has this number of pods, terminating ones included. A rollout does not wait for these,
+    /// which may still answer, and take a lease and release it.
+    pub(super) fn wait_for_pods(&self, component: &str, replicas: usize) {
+        let selector = format!("linkerd.io/control-plane-component={component}");
+        let settled = self.cluster.until(workloads::POD, |cluster| {
+            let names = cluster.kubectl(&["-n", MESH, "get", "pods", "-l", &selector, "-o", "name"])?;
+            ensure!(names.lines().count() == replicas, "{replicas} wanted, there are:\n{names}");
+            Ok(())
+        });
+        settled.unwrap();
     }
 
     /// The findings of `promtool check metrics` about an exposition.

@@ -11,7 +11,11 @@ mod network;
 mod node;
 mod pki;
 
-use std::{fs, path::Path, time::Instant};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Instant,
+};
 
 use anyhow::{Context, Result, bail};
 use clap::{Subcommand, ValueEnum};
@@ -69,6 +73,9 @@ enum KubeCommand {
         /// Load Weft's images as they were last built
         #[arg(long, conflicts_with = "no_images")]
         no_build: bool,
+        /// Load this archive of an image, too
+        #[arg(long, value_name = "ARCHIVE", conflicts_with = "control_plane_only")]
+        load: Vec<PathBuf>,
     },
     /// End a cluster and remove everything that it created
     Down {
@@ -118,13 +125,13 @@ enum Format {
 /// Runs the subcommand.
 pub(crate) fn run(args: &Args) -> Result<()> {
     match &args.command {
-        KubeCommand::Up { name, nodes, control_plane_only, no_images, no_build } => {
+        KubeCommand::Up { name, nodes, control_plane_only, no_images, no_build, load } => {
             let images = match (*no_images || *control_plane_only, *no_build) {
                 (true, _) => Images::None,
                 (false, true) => Images::LastBuilt,
                 (false, false) => Images::Built,
             };
-            let cluster = ensure(&name.name, if *control_plane_only { 0 } else { *nodes }, images)?;
+            let cluster = ensure(&name.name, if *control_plane_only { 0 } else { *nodes }, images, load)?;
             step(&format!("the cluster {0} is ready: eval \"$(cargo xtask kube env --name {0})\"", cluster.name));
             Ok(())
         }
@@ -162,11 +169,12 @@ enum Images {
     Built,
 }
 
-/// A cluster of that name, with at least this number of nodes, with those images: the one that runs, or a new one.
+/// A cluster of that name, with at least this number of nodes, with those images and the archives in `others`: the one
+/// that runs, or a new one.
 ///
 /// # Errors
 /// When something that it takes is missing and cannot be installed, or a component does not start.
-fn ensure(name: &str, nodes: u8, images: Images) -> Result<Cluster> {
+fn ensure(name: &str, nodes: u8, images: Images, others: &[PathBuf]) -> Result<Cluster> {
     if !command::is_root() {
         bail!("a cluster needs namespaces and mounts of its own: run this as root");
     }
@@ -190,9 +198,9 @@ fn ensure(name: &str, nodes: u8, images: Images) -> Result<Cluster> {
             })?
         }
     };
-    for archive in archives {
+    for archive in archives.iter().chain(others) {
         step(&format!("load {}", archive.display()));
-        node::import(&cluster, &archive)?;
+        node::import(&cluster, archive)?;
     }
     Ok(cluster)
 }

@@ -1,7 +1,5 @@
 //! Subjects of commits: `package: imperative summary`, lower case, at most 72 columns.
 
-use std::process::Command;
-
 use anyhow::{Context, Result};
 
 use super::Finding;
@@ -26,12 +24,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Vec<Finding>> {
         return Ok(Vec::new());
     }
     packages::ensure(&[packages::GIT])?;
-    let git = |arguments: &[&str]| {
-        let mut git = Command::new("git");
-        // The checkout may belong to another user than root, who runs this in CI.
-        git.args(["-c", "safe.directory=*"]).args(arguments).current_dir(&workspace.root);
-        command::output(&mut git)
-    };
+    let git = |arguments: &[&str]| command::output(command::git(&workspace.root).args(arguments));
     if git(&["merge-base", "--is-ancestor", BASE, "HEAD"]).is_err() {
         step(&format!("commit subjects: not checked, this clone's history does not reach back to {BASE}"));
         return Ok(Vec::new());

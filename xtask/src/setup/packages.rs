@@ -141,7 +141,7 @@ pub const EMULATOR: [Need; 1] =
     [need(Probe::Program("qemu-aarch64-static"), "qemu-user-static", "starts programs for arm64")];
 
 /// Requirements of reading the history, if there is one.
-pub const GIT: Need = need(Probe::Program("git"), "git", "lists the commits whose subjects are checked");
+pub const GIT: Need = need(Probe::Program("git"), "git", "lists commits, and checks out earlier ones");
 
 /// Requirements of creating a bare root file system.
 pub const BARE: [Need; 5] = [
