@@ -320,8 +320,10 @@ fn load_images(lab: &Lab, previous: Option<&Previous>) -> Result<()> {
         }
         return Ok(());
     };
-    let archives = command::output(&mut lab.command(&["dist", "--only", "images", "--no-build", "--profile", "dev"]))?;
-    for archive in archives.lines().chain(previous.into_iter().flat_map(Previous::images).map(String::as_str)) {
+    // It also names the checksums.
+    let written = command::output(&mut lab.command(&["dist", "--only", "images", "--no-build", "--profile", "dev"]))?;
+    let archives = written.lines().filter(|path| path.ends_with(".tar"));
+    for archive in archives.chain(previous.into_iter().flat_map(Previous::images).map(String::as_str)) {
         command::run(Command::new("kind").args(["load", "image-archive", "--name", name, archive]))?;
     }
     Ok(())
