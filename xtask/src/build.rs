@@ -3,8 +3,15 @@
 //! Cargo unifies the features of dependencies over the packages that it builds. Building the whole workspace each time
 //! keeps one set of features, and so one build of every dependency. Tests add features that no binary needs (tokio's
 //! clock that can be paused), so binaries for the tests are built together with the tests: [`tests`].
+//!
+//! What users get is built for a target, without the packages of tests and benches: [`for_users`].
 
-use std::{fs, path::PathBuf, process::Command};
+use std::{
+    env::consts::ARCH,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
@@ -17,14 +24,17 @@ use crate::{
 
 /// Gives the proxy and the control plane the allocator that users get. Debug builds spare themselves the minute that
 /// compiling it takes.
-pub const ALLOCATOR: [&str; 2] = ["--features", "weft-proxy/jemalloc,weft-control-plane/jemalloc"];
+const ALLOCATOR: [&str; 2] = ["--features", "weft-proxy/jemalloc,weft-control-plane/jemalloc"];
 
 /// Selects every package but this program and the lab: one selection for all builds keeps the features of dependencies.
 pub(crate) const PRODUCT: [&str; 5] = ["--workspace", "--exclude", "weft-xtask", "--exclude", "weft-lab"];
 
-/// The profile of the proxy that is measured, `dist` with symbols, and the name of its directory.
-const MEASURED: &str = "measured";
-const PROXY: &str = "weft-proxy";
+/// The packages of the programs that run in images.
+const SERVERS: [&str; 5] = ["weft-agent", "weft-control-plane", "weft-examples", "weft-proxy", "weft-viz"];
+/// The programs of those, except [`PROXY`].
+pub const OTHER_SERVERS: [&str; 5] = ["weft-agent", "weft-client", "weft-control-plane", "weft-echo", "weft-viz"];
+/// The proxy's program.
+pub const PROXY: &str = "weft-proxy";
 
 /// Build profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -46,6 +56,14 @@ impl Profile {
             Self::Dist => "dist",
         }
     }
+
+    /// Selects it.
+    fn apply(self, cargo: &mut Command) -> &mut Command {
+        match self {
+            Self::Dev => cargo,
+            Self::Release | Self::Dist => cargo.args(["--profile", self.directory()]),
+        }
+    }
 }
 
 /// Builds every binary of the workspace and returns their directory.
@@ -56,44 +74,129 @@ pub fn binaries(workspace: &Workspace, profile: Profile) -> Result<PathBuf> {
     step("build the binaries");
     let mut cargo = command::cargo();
     cargo.current_dir(&workspace.root).arg("build").args(PRODUCT).arg("--bins");
-    match profile {
-        Profile::Dev => &mut cargo,
-        Profile::Release => cargo.arg("--release").args(ALLOCATOR),
-        Profile::Dist => cargo.args(["--profile", "dist"]).args(ALLOCATOR),
-    };
-    if profile == Profile::Dist {
-        // Shown by the proxy's metric proxy_build_info and by `weft version`; empty outside a repository, such as in an
-        // unpacked archive.
-        let commit = command::output(Command::new("git").current_dir(&workspace.root).args(["rev-parse", "HEAD"]));
-        cargo.env("WEFT_GIT_SHA", commit.unwrap_or_default().trim());
-    }
+    profile.apply(&mut cargo);
     if profile != Profile::Dev {
         packages::ensure(&packages::ALLOCATOR)?;
+        cargo.args(ALLOCATOR);
     }
     command::run(&mut cargo)?;
     Ok(workspace.binaries(profile.directory()))
 }
 
-/// Builds what `bench proxy` compares, and returns its directory: the proxy as users get it, with its symbols for
-/// profiles, beside a release build of every other binary.
+/// Builds what `bench proxy` compares, and returns its directory: the proxy as users get it, but for its symbols,
+/// beside a release build of every other binary.
 ///
 /// # Errors
 /// When something does not compile, or the directory cannot be written.
 pub(crate) fn measured(workspace: &Workspace) -> Result<PathBuf> {
     let release = binaries(workspace, Profile::Release)?;
     step("build the proxy as users get it");
-    let mut cargo = command::cargo();
-    cargo.current_dir(&workspace.root).arg("build").args(PRODUCT).args(["--profile", MEASURED, "--bin", PROXY]);
-    command::run(cargo.args(ALLOCATOR))?;
-    let measured = workspace.binaries(MEASURED);
-    // Those of programs that measure nothing are not built here.
-    let is_built = |name: &&String| *name != PROXY && release.join(name).is_file();
-    for name in workspace.binary_names().iter().filter(is_built) {
-        let (from, to) = (release.join(name), measured.join(name));
-        let _ = fs::remove_file(&to);
-        fs::hard_link(&from, &to).with_context(|| format!("link {} to {}", from.display(), to.display()))?;
+    let target = own_target();
+    command::run(&mut proxy(workspace, Profile::Dist, &target, &[])?)?;
+    let proxy = workspace.target.join(target).join(Profile::Dist.directory()).join(PROXY);
+    beside(workspace, &release, &proxy, "measured")
+}
+
+/// As [`measured`], with a proxy that counts what it executes, in files of the directory `counts`.
+///
+/// # Errors
+/// As [`measured`].
+pub(crate) fn counting(workspace: &Workspace, counts: &Path) -> Result<PathBuf> {
+    let release = binaries(workspace, Profile::Release)?;
+    step("build a proxy that counts what it executes");
+    let target = own_target();
+    let flag = format!("-Cprofile-generate={}", counts.display());
+    let directory = workspace.target.join("counting");
+    let mut cargo = for_users(workspace, Profile::Dist, &target, &[&flag], "")?;
+    command::run(cargo.args(servers(Profile::Dist, &[PROXY])).arg("--target-dir").arg(&directory))?;
+    let proxy = directory.join(target).join(Profile::Dist.directory()).join(PROXY);
+    beside(workspace, &release, &proxy, "counting/programs")
+}
+
+/// Links a proxy, and every other program of a release build, into a directory.
+fn beside(workspace: &Workspace, release: &Path, proxy: &Path, name: &str) -> Result<PathBuf> {
+    let directory = workspace.binaries(name);
+    fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
+    for name in workspace.binary_names() {
+        let from = if name == PROXY { proxy.to_path_buf() } else { release.join(&name) };
+        // Programs that measure nothing are not built.
+        if from.is_file() {
+            let to = directory.join(&name);
+            let _ = fs::remove_file(&to);
+            fs::hard_link(&from, &to).with_context(|| format!("link {} to {}", from.display(), to.display()))?;
+        }
     }
-    Ok(measured)
+    Ok(directory)
+}
+
+/// A build of the proxy for users on a target, as [`for_users`]. What they get is compiled with the recording of that
+/// target (`cargo xtask pgo`), if there is one.
+///
+/// # Errors
+/// As [`for_users`].
+pub fn proxy(workspace: &Workspace, profile: Profile, target: &str, flags: &[&str]) -> Result<Command> {
+    let recorded = recording(workspace, target);
+    let with_recording = format!("-Cprofile-use={}", recorded.display());
+    let is_used = profile == Profile::Dist && recorded.is_file();
+    let flags: Vec<_> = flags.iter().copied().chain(is_used.then_some(&*with_recording)).collect();
+    let mut cargo = for_users(workspace, profile, target, &flags, "")?;
+    cargo.args(servers(profile, &[PROXY]));
+    Ok(cargo)
+}
+
+/// Selects programs of the servers. All of their packages are named: a build of one has the features of all.
+pub fn servers<'a>(profile: Profile, programs: &[&'a str]) -> Vec<&'a str> {
+    let packages = SERVERS.into_iter().flat_map(|package| ["--package", package]);
+    let programs = programs.iter().flat_map(|program| ["--bin", program]);
+    let allocator = ALLOCATOR.into_iter().filter(|_| profile != Profile::Dev);
+    packages.chain(programs).chain(allocator).collect()
+}
+
+/// The file that says how often the proxy executes what, for a target.
+pub(crate) fn recording(workspace: &Workspace, target: &str) -> PathBuf {
+    workspace.root.join("proxy/pgo").join(format!("{target}.profdata"))
+}
+
+/// Rust's name of this machine's platform, for programs that are linked with glibc.
+pub(crate) fn own_target() -> String {
+    format!("{ARCH}-unknown-linux-gnu")
+}
+
+/// A build for users on a target: linked statically, with no directory of this machine named in it. `flags` and
+/// `c_flags` are more of them for the compilers of Rust and C.
+///
+/// # Errors
+/// When nothing says where cargo keeps what it downloads.
+pub fn for_users(
+    workspace: &Workspace,
+    profile: Profile,
+    target: &str,
+    flags: &[&str],
+    c_flags: &str,
+) -> Result<Command> {
+    let mut cargo = command::cargo();
+    cargo.current_dir(&workspace.root).args(["build", "--target", target]);
+    profile.apply(&mut cargo);
+    let mut rust = workspace.remapping()?;
+    rust.push("-Ctarget-feature=+crt-static".to_owned());
+    rust.extend(flags.iter().map(|flag| (*flag).to_owned()));
+    cargo.env(of_target("RUSTFLAGS", target), rust.join(" "));
+    let places = workspace.places()?;
+    let mut c: Vec<_> =
+        places.iter().map(|(path, name)| format!("-ffile-prefix-map={}={name}", path.display())).collect();
+    c.push(c_flags.to_owned());
+    cargo.env(c_of_target("CFLAGS", target), c.join(" "));
+    Ok(cargo)
+}
+
+/// The name of cargo's variable for a target.
+pub fn of_target(name: &str, target: &str) -> String {
+    format!("CARGO_TARGET_{}_{name}", target.replace('-', "_").to_uppercase())
+}
+
+/// The same for the compiler of C.
+pub fn c_of_target(name: &str, target: &str) -> String {
+    format!("{name}_{}", target.replace('-', "_"))
 }
 
 /// Builds every binary and every test with one set of features, and returns the directory of the binaries.

@@ -21,6 +21,7 @@ pub mod ebpf;
 mod fuzz;
 mod lab;
 mod lint;
+mod pgo;
 mod previous;
 pub mod setup;
 mod test;
@@ -47,6 +48,7 @@ use clap::{CommandFactory, Parser, Subcommand};
   cargo xtask bench interception        direct, iptables and eBPF side by side
   cargo xtask bench control-plane       a real API server, thousands of objects, thousands of proxies' streams
   cargo xtask bench viz                 weft-viz and the metrics of 1,000 pods
+  cargo xtask pgo                       record what the proxy executes, for the compiler of what is shipped
   cargo xtask fuzz                      every parser of untrusted bytes, a minute each
   cargo xtask kernels 5.15 6.1          the agent's datapath test on other kernels, in qemu
   cargo xtask kube up                   a real Kubernetes on this machine, with Weft's images in it
@@ -81,6 +83,8 @@ enum Command {
     Fuzz(fuzz::Args),
     /// Run the benchmarks
     Bench(bench::Args),
+    /// Record what the proxy executes, for the compiler of the proxy that is shipped
+    Pgo(pgo::Args),
     /// Run a real Kubernetes on this machine
     #[command(disable_help_flag = true)]
     Kube(lab::Args),
@@ -138,6 +142,7 @@ fn run(command: Command) -> Result<()> {
         Command::Kernels(args) => lab::run("kernels", &args),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Pgo(args) => pgo::run(&args),
         Command::Kube(args) => lab::run("kube", &args),
         Command::Dist(args) => lab::run("dist", &args),
         Command::Bare(args) => lab::run("bare", &args),

@@ -113,6 +113,25 @@ pub(crate) fn ensure() -> Result<Toolchain> {
     detect().context("no eBPF toolchain after installing one; `cargo xtask setup --help` says which two ways there are")
 }
 
+/// A tool of LLVM that reads what the workspace's compiler writes.
+///
+/// # Errors
+/// When it is not here; the message says how to install it.
+pub(crate) fn llvm_tool(name: &str) -> Result<PathBuf> {
+    let rustc = |arguments: &[&str]| command::output(Command::new("rustc").args(arguments));
+    let llvm = llvm_major(&rustc(&["-vV"])?).context("rustc names no version of LLVM")?;
+    let sysroot = rustc(&["--print", "target-libdir"])?;
+    let of_rustup = Path::new(sysroot.trim()).with_file_name("bin").join(name);
+    let of_system = PathBuf::from(format!("/usr/lib/llvm-{llvm}/bin/{name}"));
+    let package = format!("llvm-{llvm}");
+    if !of_rustup.is_file() && !of_system.is_file() && packages::apt_knows(&[&package]) {
+        packages::apt_install(&[&package])?;
+    }
+    [of_rustup, of_system].into_iter().find(|tool| tool.is_file()).with_context(|| {
+        format!("no {name} of LLVM {llvm}: run `rustup component add llvm-tools`, or install the package {package}")
+    })
+}
+
 fn choose(compilers: &[Compiler], linkers: &[Linker]) -> Result<Toolchain> {
     let fits = |compiler: &Compiler, linker: &Linker| {
         linker.version >= OLDEST_LINKER && linker.llvm.is_none_or(|llvm| llvm == compiler.llvm())

@@ -28,11 +28,8 @@ use crate::{
 pub(super) const REGISTRY: &str = "localhost";
 /// The command line's program.
 const WEFT: &str = "weft";
-/// The packages of the other programs.
-const SERVERS: [&str; 5] = ["weft-agent", "weft-control-plane", "weft-examples", "weft-proxy", "weft-viz"];
-/// The programs of those.
-const SERVER_PROGRAMS: [&str; 6] =
-    ["weft-agent", "weft-client", "weft-control-plane", "weft-echo", "weft-proxy", "weft-viz"];
+/// Not of the profile: the names of functions, by which the recording of the proxy knows them, depend on the profile.
+const STRIPPED: [&str; 1] = ["-Cstrip=symbols"];
 
 /// Names our images in a registry.
 pub(super) fn in_registry(values: &str, registry: &str) -> String {
@@ -94,80 +91,62 @@ impl Programs {
         let toolchain = setup::ensure(Scope::Build)?;
         ebpf::build(workspace, &toolchain)?;
         if !self.is_static {
-            return build::binaries(workspace, profile).map(drop);
+            return build::binaries(workspace, Profile::Dev).map(drop);
         }
         packages::ensure(&packages::ALLOCATOR)?;
         if !self.processor.is_native() {
             packages::ensure(&packages::CROSS)?;
         }
         step(&format!("build the servers for {}", self.processor.name()));
-        let mut servers = self.cargo(workspace, profile, "gnu")?;
-        servers.args(SERVERS.iter().flat_map(|package| ["--package", package])).arg("--bins");
-        if profile != Profile::Dev {
-            servers.args(build::ALLOCATOR);
-        }
-        command::run(&mut servers)?;
+        let target = target(self.processor, "gnu");
+        ensure_standard_library(&target)?;
+        let mut servers = build::for_users(workspace, profile, &target, &STRIPPED, "")?;
+        self.prepare(&mut servers, workspace, &target);
+        command::run(servers.args(build::servers(profile, &build::OTHER_SERVERS)))?;
+        step(&format!("build the proxy for {}", self.processor.name()));
+        let mut proxy = build::proxy(workspace, profile, &target, &STRIPPED)?;
+        self.prepare(&mut proxy, workspace, &target);
+        command::run(&mut proxy)?;
         step(&format!("build weft for {}", self.processor.name()));
-        let mut weft = self.cargo(workspace, profile, "musl")?;
-        weft.args(["--package", "weft-cli"]).env("WEFT_REGISTRY", registry);
-        command::run(&mut weft)?;
+        let mut weft = self.weft(workspace, profile)?;
+        command::run(weft.args(["--package", "weft-cli"]).env("WEFT_REGISTRY", registry))?;
         let places = workspace.places()?;
-        for program in SERVER_PROGRAMS.iter().chain(&[WEFT]).map(|name| self.path(name)) {
+        for program in build::OTHER_SERVERS.iter().chain(&[build::PROXY, WEFT]).map(|name| self.path(name)) {
             needs_nothing(&program)?;
             names_no_place(&program, &places)?;
         }
         Ok(())
     }
 
-    fn cargo(&self, workspace: &Workspace, profile: Profile, libc: &str) -> Result<Command> {
-        let target = target(self.processor, libc);
+    /// A build of the command line.
+    fn weft(&self, workspace: &Workspace, profile: Profile) -> Result<Command> {
+        let target = target(self.processor, "musl");
         ensure_standard_library(&target)?;
-        let mut cargo = command::cargo();
-        cargo.current_dir(&workspace.root).args(["build", "--target", &target]);
-        match profile {
-            Profile::Dev => &mut cargo,
-            Profile::Release => cargo.arg("--release"),
-            Profile::Dist => cargo.args(["--profile", "dist"]),
-        };
-        let commit = command::output(Command::new("git").current_dir(&workspace.root).args(["rev-parse", "HEAD"]));
+        let (compiler, flags) = musl(self.processor)?;
+        let mut cargo = build::for_users(workspace, profile, &target, &STRIPPED, &flags)?;
+        cargo.env(build::c_of_target("CC", &target), compiler);
+        self.prepare(&mut cargo, workspace, &target);
+        Ok(cargo)
+    }
+
+    /// Names the commit to a build, and what one for another processor needs.
+    fn prepare(&self, cargo: &mut Command, workspace: &Workspace, target: &str) {
+        let commit = command::output(command::git(&workspace.root).args(["rev-parse", "HEAD"]));
         // Shown by the proxy's metric proxy_build_info and by `weft version`; empty outside a repository, such as in an
         // unpacked archive.
         cargo.env("WEFT_GIT_SHA", commit.unwrap_or_default().trim());
-        let mut flags = workspace.remapping()?;
-        flags.push("-Ctarget-feature=+crt-static".to_owned());
-        cargo.env(of_target("RUSTFLAGS", &target), flags.join(" "));
-        let places = workspace.places()?;
-        let mut c_flags: Vec<_> =
-            places.iter().map(|(path, name)| format!("-ffile-prefix-map={}={name}", path.display())).collect();
-        if libc == "musl" {
-            let (compiler, flags) = musl(self.processor)?;
-            cargo.env(c_of_target("CC", &target), compiler);
-            c_flags.push(flags);
-        }
-        cargo.env(c_of_target("CFLAGS", &target), c_flags.join(" "));
         if !self.processor.is_native() {
-            cargo.env(of_target("LINKER", &target), self.processor.tool("gcc"));
+            cargo.env(build::of_target("LINKER", target), self.processor.tool("gcc"));
         }
         if self.processor == Processor::Aarch64 {
             // jemalloc takes the largest page of the machines that it shall run on; arm64 has up to 64 KiB.
             cargo.env("JEMALLOC_SYS_WITH_LG_PAGE", "16");
         }
-        Ok(cargo)
     }
 }
 
 fn target(processor: Processor, libc: &str) -> String {
     format!("{}-unknown-linux-{libc}", processor.name())
-}
-
-/// The name of cargo's variable for a target.
-fn of_target(name: &str, target: &str) -> String {
-    format!("CARGO_TARGET_{}_{name}", target.replace('-', "_").to_uppercase())
-}
-
-/// The same for the compiler of C.
-fn c_of_target(name: &str, target: &str) -> String {
-    format!("{name}_{}", target.replace('-', "_"))
 }
 
 /// What the C parts are compiled with: musl's headers, after which come those of the kernel.
