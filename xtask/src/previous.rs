@@ -7,6 +7,8 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::workspace;
+
 /// Names the directory to the tests.
 const VARIABLE: &str = "WEFT_TEST_PREVIOUS";
 
@@ -25,7 +27,7 @@ impl Previous {
     pub(crate) fn find(directory: &Path) -> Result<Self> {
         // Tests run in another directory than this program.
         let directory = fs::canonicalize(directory).with_context(|| format!("find {}", directory.display()))?;
-        let images = files(&directory.join("images"), "tar")?;
+        let images = files(&directory.join("images"), "tar")?.iter().map(|path| path.display().to_string()).collect();
         files(&directory.join("charts"), "tgz")?;
         Ok(Self { directory, images })
     }
@@ -55,15 +57,11 @@ impl Previous {
 }
 
 /// The files in a directory that end in this, at least one.
-fn files(directory: &Path, extension: &str) -> Result<Vec<String>> {
-    let entries = fs::read_dir(directory).with_context(|| format!("list {}", directory.display()))?;
-    let paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
-    let wanted = paths.iter().filter(|path| path.extension().is_some_and(|found| found == extension));
-    let mut files: Vec<_> = wanted.map(|path| path.display().to_string()).collect();
+fn files(directory: &Path, extension: &str) -> Result<Vec<PathBuf>> {
+    let files = workspace::files(directory, extension)?;
     if files.is_empty() {
         bail!("no *.{extension} in {}: is this what `cargo xtask dist` wrote?", directory.display());
     }
-    files.sort();
     Ok(files)
 }
 

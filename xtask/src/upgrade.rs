@@ -5,7 +5,7 @@
 //! (`tests/tests/cluster_tutorial/upgrade.rs`).
 
 use std::{
-    fs::{self, File},
+    fs,
     path::{self, Path, PathBuf},
     process::Command,
 };
@@ -53,10 +53,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let commit = commit(&root, args.from.as_deref())?;
     // The earlier version is built in another directory.
     let cache = path::absolute(workspace::cache_directory()?.join("upgrade")).context("find the cache")?;
-    fs::create_dir_all(&cache).with_context(|| format!("create {}", cache.display()))?;
     // Until the check has ended: it reads what was built.
-    let lock = File::create(cache.join(".lock")).context("create the lock of the earlier version")?;
-    lock.lock().context("lock the earlier version")?;
+    let _turn = workspace::lock(&cache.join(".lock"))?;
     let previous = build(&root, &commit, &cache)?;
     let directory = previous.directory().display();
     step(&format!("the same again: cargo xtask test cluster --previous {directory} -- \"{CHECK}\""));

@@ -2,6 +2,8 @@
 
 use std::{
     env,
+    fs::{self, File},
+    io,
     path::{Path, PathBuf},
 };
 
@@ -143,6 +145,32 @@ pub fn cache_directory() -> Result<PathBuf> {
     }
     let home = std::env::var_os("HOME").context("neither WEFT_CACHE_DIR nor HOME is set, so tools have no place")?;
     Ok(PathBuf::from(home).join(".cache/weft"))
+}
+
+/// Waits for other runs of this program that hold a lock, and holds it until the file is dropped.
+///
+/// # Errors
+/// When the file or its directory cannot be created.
+pub fn lock(path: &Path) -> Result<File> {
+    let name = || format!("lock {}", path.display());
+    fs::create_dir_all(path.parent().unwrap_or(path)).with_context(name)?;
+    let file = File::create(path).with_context(name)?;
+    file.lock().with_context(name)?;
+    Ok(file)
+}
+
+/// The files in a directory whose names end in `.extension`, sorted.
+///
+/// # Errors
+/// When there is no such directory.
+pub fn files(directory: &Path, extension: &str) -> Result<Vec<PathBuf>> {
+    let list = || format!("list {}", directory.display());
+    let entries = fs::read_dir(directory).with_context(list)?;
+    let paths: io::Result<Vec<_>> = entries.map(|entry| Ok(entry?.path())).collect();
+    let mut files = paths.with_context(list)?;
+    files.retain(|path| path.extension().is_some_and(|found| found == extension));
+    files.sort();
+    Ok(files)
 }
 
 /// The checkout from which cargo started this program, or in which it was built if started by hand.

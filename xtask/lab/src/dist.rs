@@ -18,7 +18,7 @@ mod release;
 
 use std::{
     collections::BTreeSet,
-    fs::{self, File},
+    fs,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::Command,
@@ -31,7 +31,7 @@ use programs::{Programs, in_registry};
 use weft_xtask::{
     build::Profile,
     command::{self, step},
-    workspace::Workspace,
+    workspace::{self, Workspace},
 };
 
 use crate::{libraries, processor::Processor};
@@ -202,9 +202,7 @@ pub(crate) fn pack(workspace: &Workspace, profile: Profile) -> Result<Vec<PathBu
 }
 
 fn pack_into(directory: &Path, workspace: &Workspace, programs: &Programs, registry: &str) -> Result<Vec<PathBuf>> {
-    fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
-    let lock = File::create(directory.join(".lock")).context("create the lock of the images")?;
-    lock.lock().context("lock the images")?;
+    let _turn = workspace::lock(&directory.join(".lock"))?;
 
     let paths: Vec<_> = RECIPES.iter().flat_map(|recipe| recipe.programs).map(|name| programs.path(name)).collect();
     let libraries = if programs.is_static() { BTreeSet::new() } else { libraries::of(&paths)? };

@@ -280,20 +280,11 @@ pub fn unpack(package: &str, into: &Path) -> Result<()> {
 /// # Errors
 /// When one is not a package.
 pub fn unpack_archives(from: &Path, into: &Path) -> Result<()> {
-    for archive in archives(from)? {
+    for archive in workspace::files(from, "deb")? {
         command::run(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(into))?;
         fs::remove_file(&archive)?;
     }
     Ok(())
-}
-
-/// The packages in a directory.
-///
-/// # Errors
-/// When there is no such directory.
-pub fn archives(directory: &Path) -> Result<Vec<PathBuf>> {
-    let paths: std::io::Result<Vec<_>> = fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect();
-    Ok(paths?.into_iter().filter(|path| path.extension().is_some_and(|ending| ending == "deb")).collect())
 }
 
 /// Whether apt could install every one of these packages.
@@ -313,12 +304,7 @@ pub fn apt_knows(packages: &[&str]) -> bool {
 
 /// Waits for other runs of this program: apt waits for the lock of the packages, and fails where the lists are locked.
 fn turn() -> Result<File> {
-    let path = workspace::cache_directory()?.join("apt.lock");
-    let name = || format!("lock {}", path.display());
-    fs::create_dir_all(path.parent().unwrap_or(&path)).with_context(name)?;
-    let file = File::create(&path).with_context(name)?;
-    file.lock().with_context(name)?;
-    Ok(file)
+    workspace::lock(&workspace::cache_directory()?.join("apt.lock"))
 }
 
 fn apt() -> Result<PathBuf> {

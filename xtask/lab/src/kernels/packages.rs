@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use weft_xtask::{
     command::{self, step},
-    setup::packages::{archives, unpack_archives},
+    setup::packages::unpack_archives,
     workspace,
 };
 
@@ -225,7 +225,7 @@ impl Apt {
 
     fn empty_archives(&self) -> Result<PathBuf> {
         let directory = self.directory.join("archives");
-        archives(&directory)?.iter().try_for_each(fs::remove_file)?;
+        workspace::files(&directory, "deb")?.iter().try_for_each(fs::remove_file)?;
         Ok(directory)
     }
 

@@ -223,11 +223,7 @@ pub(super) fn scope(name: &str) -> String {
 
 /// Locks a cluster for one run at a time, until the lock is dropped.
 pub(super) fn lock(name: &str) -> Result<File> {
-    let directory = workspace::cache_directory()?.join("kube/locks");
-    fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
-    let file = File::create(directory.join(name)).with_context(|| format!("create the lock of {name}"))?;
-    file.lock().with_context(|| format!("lock {name}"))?;
-    Ok(file)
+    workspace::lock(&workspace::cache_directory()?.join("kube/locks").join(name))
 }
 
 /// A name that fits into names of namespaces, nodes and control groups.

