@@ -64,7 +64,7 @@ With --kubeconfig FILE it uses one that runs, and removes its objects from it.")
   cargo xtask bench proxy --baseline DIR       another commit's target/measured takes part
   cargo xtask bench proxy -- --help            every option of weft-bench
 
-The proxy is built as `cargo xtask dist` builds it, with the recording of `cargo xtask pgo`, into target/measured. It
+The proxy is built as `cargo xtask dist` builds it, with the profile of `cargo xtask pgo`, into target/measured. It
 installs Debian's haproxy, which nothing else here needs.")]
     Proxy {
         /// Arguments for `weft-bench proxy`, such as --json and --rows ROW,ROW

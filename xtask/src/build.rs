@@ -58,10 +58,9 @@ impl Profile {
     }
 
     /// Selects it.
-    fn apply(self, cargo: &mut Command) -> &mut Command {
-        match self {
-            Self::Dev => cargo,
-            Self::Release | Self::Dist => cargo.args(["--profile", self.directory()]),
+    fn apply(self, cargo: &mut Command) {
+        if self != Self::Dev {
+            cargo.args(["--profile", self.directory()]);
         }
     }
 }
@@ -91,54 +90,55 @@ pub fn binaries(workspace: &Workspace, profile: Profile) -> Result<PathBuf> {
 pub(crate) fn measured(workspace: &Workspace) -> Result<PathBuf> {
     let release = binaries(workspace, Profile::Release)?;
     step("build the proxy as users get it");
-    let target = own_target();
-    command::run(&mut proxy(workspace, Profile::Dist, &target, &[])?)?;
-    let proxy = workspace.target.join(target).join(Profile::Dist.directory()).join(PROXY);
-    beside(workspace, &release, &proxy, "measured")
+    command::run(&mut proxy(workspace, Profile::Dist, &own_target(), &[])?)?;
+    link_programs(workspace, &release, &workspace.target, "measured")
 }
 
-/// As [`measured`], with a proxy that counts what it executes, in files of the directory `counts`.
+/// As [`measured`], with an instrumented proxy, which writes its execution counts into files of the directory `counts`.
 ///
 /// # Errors
 /// As [`measured`].
-pub(crate) fn counting(workspace: &Workspace, counts: &Path) -> Result<PathBuf> {
+pub(crate) fn instrumented(workspace: &Workspace, counts: &Path) -> Result<PathBuf> {
     let release = binaries(workspace, Profile::Release)?;
-    step("build a proxy that counts what it executes");
-    let target = own_target();
+    step("build an instrumented proxy");
     let flag = format!("-Cprofile-generate={}", counts.display());
-    let directory = workspace.target.join("counting");
-    let mut cargo = for_users(workspace, Profile::Dist, &target, &[&flag], "")?;
-    command::run(cargo.args(servers(Profile::Dist, &[PROXY])).arg("--target-dir").arg(&directory))?;
-    let proxy = directory.join(target).join(Profile::Dist.directory()).join(PROXY);
-    beside(workspace, &release, &proxy, "counting/programs")
+    let built_in = workspace.target.join("instrumented");
+    let mut cargo = for_users(workspace, Profile::Dist, &own_target(), &[&flag], "")?;
+    command::run(cargo.args(servers(Profile::Dist, &[PROXY])).arg("--target-dir").arg(&built_in))?;
+    link_programs(workspace, &release, &built_in, "instrumented/programs")
 }
 
-/// Links a proxy, and every other program of a release build, into a directory.
-fn beside(workspace: &Workspace, release: &Path, proxy: &Path, name: &str) -> Result<PathBuf> {
+/// Links the proxy for users that was built in a target directory, and every other program of a release build.
+fn link_programs(workspace: &Workspace, release: &Path, built_in: &Path, name: &str) -> Result<PathBuf> {
+    let proxy = built_in.join(own_target()).join(Profile::Dist.directory()).join(PROXY);
     let directory = workspace.binaries(name);
     fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
     for name in workspace.binary_names() {
-        let from = if name == PROXY { proxy.to_path_buf() } else { release.join(&name) };
+        let from = if name == PROXY { proxy.clone() } else { release.join(&name) };
         // Programs that measure nothing are not built.
         if from.is_file() {
             let to = directory.join(&name);
             let _ = fs::remove_file(&to);
-            fs::hard_link(&from, &to).with_context(|| format!("link {} to {}", from.display(), to.display()))?;
+            link(&from, &to)?;
         }
     }
     Ok(directory)
 }
 
-/// A build of the proxy for users on a target, as [`for_users`]. What they get is compiled with the recording of that
+fn link(from: &Path, to: &Path) -> Result<()> {
+    fs::hard_link(from, to).with_context(|| format!("link {} to {}", from.display(), to.display()))
+}
+
+/// A build of the proxy for users on a target, as [`for_users`]. What they get is compiled with the PGO profile of that
 /// target (`cargo xtask pgo`), if there is one.
 ///
 /// # Errors
 /// As [`for_users`].
 pub fn proxy(workspace: &Workspace, profile: Profile, target: &str, flags: &[&str]) -> Result<Command> {
-    let recorded = recording(workspace, target);
-    let with_recording = format!("-Cprofile-use={}", recorded.display());
-    let is_used = profile == Profile::Dist && recorded.is_file();
-    let flags: Vec<_> = flags.iter().copied().chain(is_used.then_some(&*with_recording)).collect();
+    let pgo = pgo_profile(workspace, target);
+    let with_pgo = format!("-Cprofile-use={}", pgo.display());
+    let is_used = profile == Profile::Dist && pgo.is_file();
+    let flags: Vec<_> = flags.iter().copied().chain(is_used.then_some(&*with_pgo)).collect();
     let mut cargo = for_users(workspace, profile, target, &flags, "")?;
     cargo.args(servers(profile, &[PROXY]));
     Ok(cargo)
@@ -152,8 +152,8 @@ pub fn servers<'a>(profile: Profile, programs: &[&'a str]) -> Vec<&'a str> {
     packages.chain(programs).chain(allocator).collect()
 }
 
-/// The file that says how often the proxy executes what, for a target.
-pub(crate) fn recording(workspace: &Workspace, target: &str) -> PathBuf {
+/// The proxy's profile for profile-guided optimisation on a target.
+pub(crate) fn pgo_profile(workspace: &Workspace, target: &str) -> PathBuf {
     workspace.root.join("proxy/pgo").join(format!("{target}.profdata"))
 }
 
@@ -233,8 +233,7 @@ impl Snapshot {
         fs::create_dir(&directory).with_context(|| format!("create {}", directory.display()))?;
         let snapshot = Self { directory };
         for name in workspace.binary_names() {
-            let (from, to) = (binaries.join(&name), snapshot.directory.join(&name));
-            fs::hard_link(&from, &to).with_context(|| format!("link {} to {}", from.display(), to.display()))?;
+            link(&binaries.join(&name), &snapshot.directory.join(&name))?;
         }
         Ok(snapshot)
     }

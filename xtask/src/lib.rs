@@ -48,7 +48,7 @@ use clap::{CommandFactory, Parser, Subcommand};
   cargo xtask bench interception        direct, iptables and eBPF side by side
   cargo xtask bench control-plane       a real API server, thousands of objects, thousands of proxies' streams
   cargo xtask bench viz                 weft-viz and the metrics of 1,000 pods
-  cargo xtask pgo                       record what the proxy executes, for the compiler of what is shipped
+  cargo xtask pgo                       make the PGO profile with which the shipped proxy is built
   cargo xtask fuzz                      every parser of untrusted bytes, a minute each
   cargo xtask kernels 5.15 6.1          the agent's datapath test on other kernels, in qemu
   cargo xtask kube up                   a real Kubernetes on this machine, with Weft's images in it
@@ -83,7 +83,7 @@ enum Command {
     Fuzz(fuzz::Args),
     /// Run the benchmarks
     Bench(bench::Args),
-    /// Record what the proxy executes, for the compiler of the proxy that is shipped
+    /// Make the profile for profile-guided optimisation of the shipped proxy
     Pgo(pgo::Args),
     /// Run a real Kubernetes on this machine
     #[command(disable_help_flag = true)]

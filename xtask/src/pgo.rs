@@ -1,15 +1,14 @@
-//! `pgo`: records how often the proxy executes what, for the compiler of the proxy that users get (profile-guided
-//! optimisation).
+//! `pgo`: makes the profile for profile-guided optimisation of the proxy that users get.
 //!
-//! The recording is a file of the repository, so that a release runs nothing and comes out the same each time
-//! ([decision 39](../../docs/adr/0039-the-shipped-proxy-has-a-recording.md)). The loads are those of `bench proxy`,
-//! between two proxies with mutual TLS.
+//! The profile is a file of the repository, so that a release runs nothing and comes out the same each time
+//! ([decision 39](../../docs/adr/0039-profile-guided-optimisation.md)). The loads are those of `bench proxy`, between
+//! two proxies with mutual TLS.
 
 use std::{
     env,
     fs::{self, File},
     os::unix::fs::PermissionsExt as _,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::Command,
 };
 
@@ -29,11 +28,11 @@ const ROWS: &str = "http1-1,http1-16,http1-64,http1-256,http2-1x64,http2-16x4,co
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  cargo xtask pgo                  record again: after a change of the data path, of its dependencies or of Rust
-  cargo xtask bench proxy          measures the proxy with the recording
+  cargo xtask pgo                  after a change of the data path, of its dependencies or of Rust
+  cargo xtask bench proxy          measures the proxy with the profile
   cargo xtask dist                 ships it
 
-Functions that have changed since a recording are compiled as without one. It needs root, as `bench proxy` does, and
+Functions that have changed since the profile was made are compiled as without one. It needs root, as `bench proxy` does, and
 llvm-profdata of rustc's LLVM: rustup's component llvm-tools, or the distribution's package of that LLVM.")]
 pub(crate) struct Args {
     /// How long each load runs, seconds
@@ -41,25 +40,25 @@ pub(crate) struct Args {
     seconds: u32,
 }
 
-/// Builds, runs and records.
+/// Builds, runs and writes the profile.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::load()?;
     let toolchain = setup::ensure(Scope::Run)?;
     let merge = toolchain::llvm_tool("llvm-profdata")?;
     let counts = Counts::create()?;
     ebpf::build(&workspace, &toolchain)?;
-    let binaries = build::counting(&workspace, &counts.directory)?;
+    let binaries = build::instrumented(&workspace, &counts.directory)?;
     step("run the loads of the bench");
     let mut bench = Command::new(binaries.join("weft-bench"));
     bench.args(["proxy", "--contenders", "weft", "--rows", ROWS, "--repetitions", "1", "--seconds"]);
     command::run(bench.arg(args.seconds.to_string()).current_dir(&workspace.root).env("WEFT_BIN_DIR", &binaries))?;
-    let recording = build::recording(&workspace, &build::own_target());
-    step(&format!("write {}", recording.display()));
-    let files = counts.files()?;
+    let files = workspace::files(&counts.directory, "profraw")?;
     ensure!(!files.is_empty(), "the proxies wrote no counts into {}", counts.directory.display());
-    fs::create_dir_all(recording.parent().context("the recording is in a directory")?)?;
+    let profile = build::pgo_profile(&workspace, &build::own_target());
+    step(&format!("write {}", profile.display()));
+    fs::create_dir_all(profile.parent().context("the profile is in a directory")?)?;
     // Without the functions that never ran, which would be most of the file.
-    command::run(Command::new(merge).args(["merge", "--sparse", "--output"]).arg(&recording).args(files))
+    command::run(Command::new(merge).args(["merge", "--sparse", "--output"]).arg(&profile).args(files))
 }
 
 /// Where the proxies write what they count, removed when dropped. Its path is in the program, so that it is always the
@@ -72,10 +71,7 @@ struct Counts {
 
 impl Counts {
     fn create() -> Result<Self> {
-        let cache = workspace::cache_directory()?;
-        fs::create_dir_all(&cache).with_context(|| format!("create {}", cache.display()))?;
-        let turn = File::create(cache.join("pgo.lock")).context("create pgo.lock in the cache")?;
-        turn.try_lock().context("another recording is in progress")?;
+        let turn = workspace::lock(&workspace::cache_directory()?.join("pgo.lock"))?;
         let directory = env::temp_dir().join("weft-pgo");
         // Of a run that was killed.
         let _ = fs::remove_dir_all(&directory);
@@ -84,20 +80,10 @@ impl Counts {
         fs::set_permissions(&counts.directory, fs::Permissions::from_mode(0o777))?;
         Ok(counts)
     }
-
-    fn files(&self) -> Result<Vec<PathBuf>> {
-        let entries = fs::read_dir(&self.directory).with_context(|| format!("list {}", self.directory.display()))?;
-        let files: Result<Vec<_>, _> = entries.map(|entry| entry.map(|entry| entry.path())).collect();
-        Ok(files?.into_iter().filter(|file| has_counts(file)).collect())
-    }
 }
 
 impl Drop for Counts {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.directory);
     }
-}
-
-fn has_counts(file: &Path) -> bool {
-    file.extension().is_some_and(|extension| extension == "profraw")
 }

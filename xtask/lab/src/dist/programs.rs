@@ -28,7 +28,7 @@ use crate::{
 pub(super) const REGISTRY: &str = "localhost";
 /// The command line's program.
 const WEFT: &str = "weft";
-/// Not of the profile: the names of functions, by which the recording of the proxy knows them, depend on the profile.
+/// Not in the cargo profile: the names of functions, by which the PGO profile knows them, depend on it.
 const STRIPPED: [&str; 1] = ["-Cstrip=symbols"];
 
 /// Names our images in a registry.
